@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.sched.drivers.messages import BeginServer, Rows, Update, Wants
 from flowrt.sched.drivers.way import Way, checked
-from flowrt.sched.host.rendezvous import Array
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.closed import Closed
+    from flowrt.sched.host.rendezvous import Array
 
 KEPT = 4096  # batches of a replica whose rows were named: more than a client hands out ahead
 
@@ -39,6 +39,13 @@ class _Named:
     def next(self) -> int:
         """The first batch after that one, 0 if there is none."""
         return min((number for number in self.wanted if number > self.given), default=0)
+
+    def give(self, number: int) -> Sequence[Any]:
+        """What batch ``number`` wants, which is given now; what those before it want is forgotten."""
+        self.given = number
+        for older in [other for other in self.wanted if other < number]:
+            del self.wanted[older]
+        return self.wanted[number]
 
 
 class Gathering:
@@ -66,11 +73,14 @@ class Gathering:
 
     def hear(self, wants: Wants, version: int) -> None:
         """Keep what a replica names; give it at once if it has that ``version``, the server's, and asks for it."""
-        self._named[wants.replica].want(wants.number, wants.values)
+        replica, number = wants.replica, wants.number
+        self._named[replica].want(number, wants.values)
         if wants.version == version:
-            self._take(wants.replica, version, wants.number, lambda rows: self._post(wants, version, rows))
+            rows = self._take(replica, version, number)
+            if rows is not None:
+                self._post(replica, version, number, rows)
         elif wants.version >= 0 and self._role.staleness:  # elsewhere it does not begin the next one with that batch
-            self._named[wants.replica].given = wants.number - 1
+            self._named[replica].given = number - 1
 
     def note(self, update: Update) -> None:
         """Keep what a replica names with an update."""
@@ -79,47 +89,36 @@ class Gathering:
 
     def give(self, replica: int, version: int) -> tuple[int, tuple[Array, ...]]:
         """The batch whose rows of ``version`` a replica gets (0: of none), and these if they are there at once."""
-        number, came = self._named[replica].next(), list[Sequence[Array]]()
-        if number:
-            wants, waits = Wants(self._role.run, replica, number, version, ()), True
+        number = self._named[replica].next()
+        rows = self._take(replica, version, number) if number else None
+        return number, () if rows is None else tuple(rows)
 
-            def then(rows: Sequence[Array]) -> None:
-                if waits:
-                    came.append(rows)
-                else:
-                    self._post(wants, version, rows)
-
-            self._take(replica, version, number, then)
-            waits = False
-        return number, tuple(came[0]) if came else ()
-
-    def _take(self, replica: int, version: int, number: int, then: Callable[[list[Array]], None]) -> None:
-        named, role = self._named[replica], self._role
-        wanted, named.given = named.wanted[number], number
-        named.wanted = {other: values for other, values in named.wanted.items() if other >= number}
-
-        def failed(error: BaseException) -> None:
-            self._failed(version, replica, error)
-            self._rest()
-
-        def taken(rows: list[Array]) -> None:
-            then(rows)
-            self._rest()
-
-        self._taking += 1
+    def _take(self, replica: int, version: int, number: int) -> list[Array] | None:
+        """The rows that a batch wants; None where that takes long, and they are posted then, or has failed."""
         try:
-            feeds = checked(wanted, self._plan.plan.feeds, f"replica {replica} of {role.group!r}")
+            wanted = self._named[replica].give(number)
+            feeds = checked(wanted, self._plan.plan.feeds, f"replica {replica} of {self._role.group!r}")
+            rows = self._plan.run_now(feeds, version)
         except Exception as error:
-            failed(error)
-            return
-        self._way.compute(self._plan, feeds, self._way.context(version, replica, len(role.replicas)), taken, failed)
+            self._failed(version, replica, error)
+            return None
+        if rows is None:
+            self._taking += 1
+            self._way.tasks.start(self._take_and_post(replica, version, number, feeds))
+        return rows
 
-    def _rest(self) -> None:
+    async def _take_and_post(self, replica: int, version: int, number: int, feeds: Sequence[Array]) -> None:
+        context = self._way.context(version, replica, len(self._role.replicas))
+        try:
+            rows = await self._way.run_plan(self._plan, feeds, context)
+        except Exception as error:
+            self._failed(version, replica, error)
+        else:
+            self._post(replica, version, number, rows)
         self._taking -= 1
         if self.rests:
             self._rested()
 
-    def _post(self, wants: Wants, version: int, rows: Sequence[Array]) -> None:
+    def _post(self, replica: int, version: int, number: int, rows: Sequence[Array]) -> None:
         role = self._role
-        there = role.replicas[wants.replica]
-        self._way.post(there, Rows(role.run, version, role.server, wants.replica, wants.number, tuple(rows)))
+        self._way.post(role.replicas[replica], Rows(role.run, version, role.server, replica, number, tuple(rows)))
