@@ -90,17 +90,17 @@ def simulate(
         raise GraphError(f"{user_site()}: simulate: expected a policy such as fr.train.FirstOf(3), got {policy!r}")
     local = policy.k if isinstance(policy, LocalSteps) else 1
     source = _source(delays, int(replicas), int(seed), local)
-    run = _Run(policy, int(replicas), int(steps), source, float(overhead), float(noise_scale))
+    run = _SimulatedRun(policy, int(replicas), int(steps), source, float(overhead), float(noise_scale))
     for step in range(int(steps)):
         run.step(step)
     return Simulation(run.seconds, run.kept, local * run.kept / (run.kept + noise_scale))
 
 
-class _Run:
+class _SimulatedRun:
     """One simulated run: the coordinator, and when what each replica computes will be whole."""
 
     def __init__(
-        self, policy: Policy, replicas: int, steps: int, source: _Source, overhead: float, noise_scale: float
+        self, policy: Policy, replicas: int, steps: int, source: _DelaySource, overhead: float, noise_scale: float
     ) -> None:
         coordinator = Coordinator.start(policy, replicas, 1, allowed=steps, remember=0)
         for replica in range(replicas):
@@ -166,7 +166,7 @@ class _Run:
 # ── how long replicas take ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Source:
+class _DelaySource:
     """How long replicas compute, and by how much the server is slower. Each step is drawn by a generator of its own."""
 
     def __init__(self, replicas: int, seed: int, local: int) -> None:
@@ -185,7 +185,7 @@ class _Source:
         return np.random.default_rng((self._seed, step, what))
 
 
-class _Drawn(_Source):
+class _Drawn(_DelaySource):
     def __init__(self, delay: Delay, replicas: int, seed: int, local: int) -> None:
         super().__init__(replicas, seed, local)
         self._delay = delay
@@ -210,7 +210,7 @@ class _Drawn(_Source):
         return float(self._delay.sample(self._rng(step, 1), step, 1, now, ("server",))[0])
 
 
-class _Recorded(_Source):
+class _Recorded(_DelaySource):
     def __init__(self, table: Seconds, replicas: int, seed: int, local: int) -> None:
         super().__init__(replicas, seed, local)
         self._table = table
@@ -221,7 +221,7 @@ class _Recorded(_Source):
         return self._local * found
 
 
-class _Called(_Source):
+class _Called(_DelaySource):
     def __init__(self, function: Callable[..., Any], replicas: int, seed: int, local: int) -> None:
         super().__init__(replicas, seed, local)
         self._function = function
@@ -243,7 +243,7 @@ class _Called(_Source):
         return self._local * answer
 
 
-def _source(delays: Any, replicas: int, seed: int, local: int) -> _Source:
+def _source(delays: Any, replicas: int, seed: int, local: int) -> _DelaySource:
     if isinstance(delays, (Delay, str, float, int)):
         return _Drawn(parse(delays), replicas, seed, local)
     if callable(delays):

@@ -40,7 +40,7 @@ from flowrt.net.code import hashes_here
 from flowrt.net.enlisting import enlist, host_towards
 from flowrt.net.health import answering
 from flowrt.net.messages import Enlist
-from flowrt.net.node import Node
+from flowrt.net.node import NetworkNode
 from flowrt.sched.host.host import Host
 from flowrt.session.blocking import loop_factory
 
@@ -124,7 +124,7 @@ async def serve(
                 lines.node = settings.task
         host = Host(settings.task, threads=settings.threads, devices=settings.devices, delay=settings.delay)
         try:
-            node = Node(host, settings.token, imports, settings.tls)
+            node = NetworkNode(host, settings.token, imports, settings.tls)
             async with node.serving(settings.host, settings.port) as server:
                 standing.serve(settings.task, node)
                 name = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -141,9 +141,9 @@ class _Standing:
 
     def __init__(self, task: str) -> None:
         self.state, self._task = "starting", task
-        self._node: Node | None = None
+        self._node: NetworkNode | None = None
 
-    def serve(self, task: str, node: Node) -> None:
+    def serve(self, task: str, node: NetworkNode) -> None:
         self.state, self._task, self._node = "serving", task, node
 
     def look(self) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def normal_axes(axis: Any, rank: int) -> tuple[int, ...]:
 
 
 @valueclass
-class Step:
+class AxisSlice:
     """What one item of an index expression does: ``count`` entries of ``axis`` from ``start``, every ``step``-th.
 
     ``axis`` is None for a new axis; ``kept`` is False where an integer removes the axis. What is not known is None.
@@ -222,7 +222,7 @@ class Step:
     kept: bool = True
 
 
-def index_steps(key: Sequence[Any], shape: Sequence[int | None]) -> list[Step]:
+def index_steps(key: Sequence[Any], shape: Sequence[int | None]) -> list[AxisSlice]:
     """The steps of an index expression (ints, ``(start, stop, step)``, None, ``"..."``) on a tensor of ``shape``."""
     used = sum(item is not None and item != "..." for item in key)
     if used > len(shape) or list(key).count("...") > 1:
@@ -230,33 +230,33 @@ def index_steps(key: Sequence[Any], shape: Sequence[int | None]) -> list[Step]:
     whole = [(None, None, None)] * (len(shape) - used)
     spot = list(key).index("...") if "..." in key else len(key)
     full = [*key[:spot], *whole, *key[spot + 1 :]]
-    out: list[Step] = []
+    out: list[AxisSlice] = []
     axis = 0
     for item in full:
         if item is None:
-            out.append(Step(None, 0, 1, 1))
+            out.append(AxisSlice(None, 0, 1, 1))
             continue
         out.append(_integer(item, axis, shape[axis]) if isinstance(item, int) else _slice(item, axis, shape[axis]))
         axis += 1
     return out
 
 
-def _integer(index: int, axis: int, size: int | None) -> Step:
+def _integer(index: int, axis: int, size: int | None) -> AxisSlice:
     if size is None:
-        return Step(axis, index if index >= 0 else None, 1, 1, kept=False)
+        return AxisSlice(axis, index if index >= 0 else None, 1, 1, kept=False)
     if not -size <= index < size:
         raise SpecError(f"index {index} is out of range for axis {axis} of size {size}")
-    return Step(axis, index % size, 1, 1, kept=False)
+    return AxisSlice(axis, index % size, 1, 1, kept=False)
 
 
-def _slice(item: Sequence[int | None], axis: int, size: int | None) -> Step:
+def _slice(item: Sequence[int | None], axis: int, size: int | None) -> AxisSlice:
     step = 1 if item[2] is None else item[2]
     if step == 0:
         raise SpecError(f"the slice on axis {axis} has a step of 0")
     if size is not None:
         start, stop, step = slice(*item).indices(size)
-        return Step(axis, start, step, len(range(start, stop, step)))
-    return Step(axis, None, step, None)
+        return AxisSlice(axis, start, step, len(range(start, stop, step)))
+    return AxisSlice(axis, None, step, None)
 
 
 @valueclass

@@ -34,7 +34,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @valueclass
-class Part:
+class SavedPart:
     """The rows of a variable from ``first`` up to ``end``, as they lie in a file from byte ``offset`` on.
 
     ``key`` is their name there. A scalar is one row.
@@ -53,7 +53,7 @@ class Stored:
     """A variable as it was saved: its parts in the order of their rows."""
 
     spec: Spec
-    parts: tuple[Part, ...]
+    parts: tuple[SavedPart, ...]
 
     @property
     def row_bytes(self) -> int:
@@ -61,7 +61,7 @@ class Stored:
         shape = self.spec.concrete
         return self.spec.dtype.itemsize * math.prod(shape[1:])
 
-    def bytes_of(self, part: Part) -> int:
+    def bytes_of(self, part: SavedPart) -> int:
         """The bytes of a part."""
         return (part.end - part.first) * self.row_bytes
 
@@ -78,7 +78,7 @@ class File:
 
 
 @valueclass
-class Order:
+class SavedOrder:
     """Which ``names`` hang on the order of building, and of what graph: see `flowrt.session.building_order`."""
 
     names: tuple[str, ...]
@@ -99,7 +99,7 @@ class Manifest:
     saved_at: float
     variables: dict[Name, Stored]
     files: tuple[File, ...]
-    order: Order | None
+    order: SavedOrder | None
     renamed: dict[str, str]
 
     @property
@@ -192,7 +192,7 @@ def _variable_to_data(name: Name, stored: Stored) -> dict[str, Any]:
     return {"container": name[0], "name": name[1], "dtype": stored.spec.dtype.name, "shape": shape, "parts": parts}
 
 
-def _order_to_data(order: Order) -> dict[str, Any]:
+def _order_to_data(order: SavedOrder) -> dict[str, Any]:
     return {"names": sorted(order.names), "nodes": order.nodes, "digest": order.digest}
 
 
@@ -287,9 +287,9 @@ def _variable_from_data(fields: dict[str, Any]) -> tuple[Name, Stored]:
     return name, stored
 
 
-def _part_from_data(fields: dict[str, Any]) -> Part:
+def _part_from_data(fields: dict[str, Any]) -> SavedPart:
     where = of(str, fields["file"]), of(str, fields["key"]), _count(fields["offset"])
-    return Part(*where, _count(fields["first"]), _count(fields["end"]), _digest(fields[SHA256]))
+    return SavedPart(*where, _count(fields["first"]), _count(fields["end"]), _digest(fields[SHA256]))
 
 
 def _check_files(files: tuple[File, ...], variables: Mapping[Name, Stored]) -> None:
@@ -308,13 +308,13 @@ def _check_files(files: tuple[File, ...], variables: Mapping[Name, Stored]) -> N
             raise ValueError(f"{file.name} has {file.nbytes} bytes, and its variables end at {at}")
 
 
-def order_from_data(data: Any) -> Order | None:
+def order_from_data(data: Any) -> SavedOrder | None:
     """What a manifest says of the order of building."""
     if data is None:
         return None
     fields = of(dict, data)
     names = tuple([of(str, name) for name in of(list, fields["names"])])
-    return Order(names, of(int, fields["nodes"]), of(str, fields["digest"]))
+    return SavedOrder(names, of(int, fields["nodes"]), of(str, fields["digest"]))
 
 
 def renamed_from_data(data: Any) -> dict[str, str]:

@@ -16,7 +16,7 @@ from flowrt.checkpoints.manifest import (
     Manifest,
     Name,
     NotWhole,
-    Part,
+    SavedPart,
     Stored,
     of,
     order_from_data,
@@ -62,4 +62,4 @@ def _variable(fields: dict[str, Any], nbytes: int) -> tuple[Name, Stored]:
     spec, offset = spec_from_data(fields), of(int, fields["offset"])
     if not 0 <= offset <= nbytes - spec.nbytes:
         raise ValueError(f"variable {name[1]!r} lies outside the data")
-    return name, Stored(spec, (Part(DATA, name[1], offset, 0, row_count(spec), ""),))
+    return name, Stored(spec, (SavedPart(DATA, name[1], offset, 0, row_count(spec), ""),))

@@ -17,8 +17,8 @@ from flowrt.checkpoints.manifest import (
     Manifest,
     Name,
     NotWhole,
-    Order,
-    Part,
+    SavedOrder,
+    SavedPart,
     Stored,
     checks,
     folder_of,
@@ -36,7 +36,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 @valueclass
-class Rows:
+class HeldRows:
     """A piece of a variable that a task has: rows ``first`` to ``end`` of what ``spec`` is as a whole."""
 
     name: Name
@@ -46,7 +46,7 @@ class Rows:
     key: str
 
 
-def keys_of(rows: Sequence[tuple[Name, Spec, int, int]]) -> list[Rows]:
+def keys_of(rows: Sequence[tuple[Name, Spec, int, int]]) -> list[HeldRows]:
     """Pieces of variables with the keys by which they are told from one another in shards."""
     taken = {"__metadata__"}
     found = []
@@ -56,21 +56,21 @@ def keys_of(rows: Sequence[tuple[Name, Spec, int, int]]) -> list[Rows]:
         while key in taken:
             key += "'"
         taken.add(key)
-        found.append(Rows((container, name), spec, first, end, key))
+        found.append(HeldRows((container, name), spec, first, end, key))
     return found
 
 
-def shard_order(rows: Sequence[Rows]) -> list[Rows]:
+def shard_order(rows: Sequence[HeldRows]) -> list[HeldRows]:
     """In which order pieces lie in a shard: so that each begins at a multiple of its entries' size."""
     return sorted(rows, key=lambda piece: (-piece.spec.dtype.itemsize, piece.key))
 
 
-def stored_of(rows: Sequence[Rows], written: Mapping[str, tuple[str, int, str]]) -> dict[Name, Stored]:
+def stored_of(rows: Sequence[HeldRows], written: Mapping[str, tuple[str, int, str]]) -> dict[Name, Stored]:
     """The variables of a manifest; ``written`` says of each key its file, its offset and its digest."""
-    found: dict[Name, list[tuple[Spec, Part]]] = {}
+    found: dict[Name, list[tuple[Spec, SavedPart]]] = {}
     for piece in rows:
         file, offset, digest = written[piece.key]
-        part = Part(file, piece.key, offset, piece.first, piece.end, digest)
+        part = SavedPart(file, piece.key, offset, piece.first, piece.end, digest)
         found.setdefault(piece.name, []).append((piece.spec, part))
     return {
         name: Stored(parts[0][0], tuple(sorted((part for _, part in parts), key=lambda part: part.first)))
@@ -127,9 +127,9 @@ def read_variable(store: Store, folder: str, stored: Stored) -> Array:
 def manifest_of(
     step: int,
     run: int,
-    rows: Sequence[Rows],
+    rows: Sequence[HeldRows],
     shards: Sequence[tuple[File, Sequence[Written]]],
-    order: Order | None,
+    order: SavedOrder | None,
     renamed: Mapping[str, str],
     saved_at: float,
 ) -> Manifest:

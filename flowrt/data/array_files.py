@@ -14,7 +14,7 @@ from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.data.columns import ColumnTable, Pairs, checked_columns, chosen, converted, read
 from flowrt.data.mapping import map_member, map_npy, members_of
-from flowrt.data.order import Order, checked_order
+from flowrt.data.order import BatchOrder, checked_order
 from flowrt.data.sources import Array, Source, Specified, Specs
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Arrays(Source):
     """Arrays in memory; see `arrays`."""
 
     columns: tuple[tuple[str, Array], ...] = field(repr=False, compare=False)
-    order: Order
+    order: BatchOrder
 
     @property
     def specs(self) -> Mapping[str, Spec]:
@@ -49,7 +49,7 @@ class Npz(Specified):
     members: Pairs
     dtypes: Pairs
     found: Specs
-    order: Order
+    order: BatchOrder
 
     def table(self) -> ColumnTable:
         return ColumnTable({name: map_member(self.path, member) for name, member in self.members}, self.dtypes)
@@ -65,7 +65,7 @@ class Npy(Specified):
     paths: Pairs
     dtypes: Pairs
     found: Specs
-    order: Order
+    order: BatchOrder
 
     def table(self) -> ColumnTable:
         return ColumnTable({name: map_npy(path) for name, path in self.paths}, self.dtypes)
@@ -169,7 +169,7 @@ def npy(
 
 def _checked(
     what: str, columns: Mapping[str, Array], dtypes: Mapping[str, Any] | None, *asked: Any
-) -> tuple[Pairs, Specs, Order]:
+) -> tuple[Pairs, Specs, BatchOrder]:
     """To which dtypes columns are converted, the specs of their batches, and the order that is ``asked`` for."""
     casts = converted(what, list(columns), dtypes)
     rows, specs = checked_columns(what, columns, casts)

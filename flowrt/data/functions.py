@@ -15,7 +15,7 @@ from flowrt.base.errors import FeedError, GraphError, how_to_bring, user_site
 from flowrt.base.plain import shortened
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
-from flowrt.data.order import Order, Rows, checked_order
+from flowrt.data.order import BatchOrder, Rows, checked_order
 from flowrt.data.sources import Batch, Source, Specified, Specs, Table
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class FunctionSource(Specified):
     name: str
     settings: tuple[tuple[str, Any], ...]
     found: Specs
-    order: Order
+    order: BatchOrder
 
     def table(self) -> Table:
         return _Calls(self)

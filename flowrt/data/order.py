@@ -26,7 +26,7 @@ REMAINDERS = ("drop", "short")
 
 
 @valueclass
-class Order:
+class BatchOrder:
     """Batches of ``batch`` of ``rows``, for so many ``epochs``, None for endless ones.
 
     Where ``rows`` is None there is one epoch without an end, in which no row comes twice. What is left of an epoch for
@@ -120,7 +120,7 @@ def checked_order(
     remainder: Any,
     blocks: tuple[int, ...] = (),
     mix: Any = 1,
-) -> Order:
+) -> BatchOrder:
     """The order of ``what`` that a program asks for; raises `GraphError` at its line for what makes no sense."""
     _check(_is_count(batch), f"batch is a number of rows, 1 or more, not {batch!r}")
     _check(isinstance(shuffle, (bool, np.bool_)), f"shuffle is True or False, not {shuffle!r}")
@@ -133,7 +133,7 @@ def checked_order(
     _check(_is_count(mix), f"mix is a number of row groups, 1 or more, not {mix!r}")
     _check(rows is None or _is_count(rows), f"{what} is empty: it has {rows!r} rows")
     endless, short = epochs is None, remainder == "short"
-    order = Order(
+    order = BatchOrder(
         None if rows is None else int(rows),
         int(batch),
         bool(shuffle),

@@ -15,7 +15,7 @@ from flowrt.base.spec import Spec
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.data.columns import Pairs, checked_columns, chosen, converted, read
-from flowrt.data.order import Order, Rows, checked_order
+from flowrt.data.order import BatchOrder, Rows, checked_order
 from flowrt.data.sources import Array, Batch, Source, Specified, Specs, Table
 
 
@@ -27,7 +27,7 @@ class Parquet(Specified):
     columns: Pairs
     dtypes: Pairs
     found: Specs
-    order: Order
+    order: BatchOrder
 
     def table(self) -> Table:
         return _Groups(self)

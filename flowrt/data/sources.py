@@ -19,7 +19,7 @@ import numpy as np
 
 from flowrt.base.errors import ClosedError, FeedError, GraphError, how_to_bring
 from flowrt.base.spec import Spec
-from flowrt.data.order import Order, Rows
+from flowrt.data.order import BatchOrder, Rows
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Batch: TypeAlias = "dict[str, Array]"
@@ -53,7 +53,7 @@ class Source:
     """
 
     __slots__ = ()
-    order: Order
+    order: BatchOrder
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -173,7 +173,7 @@ def _to_data(value: Any) -> Any:
     match value:
         case Source():
             return {"source": source_to_data(value)}
-        case Order():
+        case BatchOrder():
             return {"order": tuple(getattr(value, field.name) for field in fields(value))}
         case Spec():
             return {"spec": (value.dtype.name, value.dims)}
@@ -188,7 +188,7 @@ def _from_data(value: Any) -> Any:
         case {"source": parts}:
             return source_from_data(parts)
         case {"order": parts}:
-            return Order(*parts)
+            return BatchOrder(*parts)
         case {"spec": parts}:
             return Spec(*parts)
         case tuple():

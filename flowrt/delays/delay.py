@@ -38,7 +38,7 @@ class Delay:
     __slots__ = ()
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Term, ...]:
         """What it is the sum of."""
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class Delay:
 
 
 @valueclass
-class Part(Delay):
+class Term(Delay):
     """A delay that is no sum.
 
     Args:
@@ -126,7 +126,7 @@ class Part(Delay):
         raise NotImplementedError
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Term, ...]:
         return (self,)
 
     # ── when and whom ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -173,7 +173,7 @@ class Part(Delay):
         return [each.name for each in fields(cls) if not each.kw_only]
 
     @classmethod
-    def of_rows(cls, rows: list[list[Any]]) -> Part:
+    def of_rows(cls, rows: list[list[Any]]) -> Term:
         """The delay that takes what a text gives: ``a,b;c,d`` is two rows. Raises `TypeError` for too many or few."""
         if len(rows) > 1:
             raise TypeError
@@ -204,7 +204,7 @@ class Part(Delay):
         raise GraphError(f"{user_site()}: a delay, {type(self).__name__}: {what}")
 
 
-kinds: dict[str, type[Part]] = {}
+kinds: dict[str, type[Term]] = {}
 """What delays there are, by their words."""
 
 
@@ -212,12 +212,12 @@ kinds: dict[str, type[Part]] = {}
 class Sum(Delay):
     """Delays that strike one after another."""
 
-    summands: tuple[Part, ...]
+    summands: tuple[Term, ...]
 
     __repr__ = Delay.__repr__
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Term, ...]:
         return self.summands
 
 
@@ -231,7 +231,7 @@ def as_delay(value: Any) -> Delay:
     raise GraphError(f"{user_site()}: expected a delay or a number of seconds, got {value!r}")
 
 
-def add(parts: Iterable[Part]) -> Delay:
+def add(parts: Iterable[Term]) -> Delay:
     """The delay of these parts."""
     first, *rest = parts
     return Sum((first, *rest)) if rest else first

@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from flowrt.base.valueclass import valueclass
-from flowrt.delays.delay import LINK, Delay, Part, Seconds, as_delay, number_text
+from flowrt.delays.delay import LINK, Delay, Seconds, Term, as_delay, number_text
 
 
 @valueclass
-class Constant(Part):
+class Constant(Term):
     """Always ``seconds``."""
 
     seconds: float
@@ -31,7 +31,7 @@ class Constant(Part):
 
 
 @valueclass
-class Exponential(Part):
+class Exponential(Term):
     """Exponential of mean ``mean``: what comes at any moment alike, however long it has not."""
 
     mean: float
@@ -46,7 +46,7 @@ class Exponential(Part):
 
 
 @valueclass
-class ShiftedExponential(Part):
+class ShiftedExponential(Term):
     """``least``, and beyond it an exponential of mean ``mean``: the usual model of a machine in a cluster.
 
     Lee et al., "Speeding Up Distributed Machine Learning Using Codes", arXiv 1512.02673, §III-D.
@@ -65,7 +65,7 @@ class ShiftedExponential(Part):
 
 
 @valueclass
-class Uniform(Part):
+class Uniform(Term):
     """Uniform from ``lowest`` to ``highest``."""
 
     lowest: float
@@ -83,7 +83,7 @@ class Uniform(Part):
 
 
 @valueclass
-class Pareto(Part):
+class Pareto(Term):
     """Pareto from ``least`` on: longer than t with probability (least / t) ** ``shape``.
 
     Heavy tails: with a shape of 2 or less the variance is infinite, with 1 or less the mean.
@@ -103,7 +103,7 @@ class Pareto(Part):
 
 
 @valueclass
-class LogNormal(Part):
+class LogNormal(Term):
     """Log-normal: the median, and the standard deviation ``sigma`` of the natural logarithm."""
 
     median: float
@@ -120,7 +120,7 @@ class LogNormal(Part):
 
 
 @valueclass
-class Correlated(Part):
+class Correlated(Term):
     """A factor that a step has for all replicas, drawn from ``common``, times what each draws from ``own``.
 
     ``Correlated(LogNormal(1, 0.3), Exponential(0.2))``: in some steps all are slow. Nodes with the same delay draw the
@@ -146,7 +146,7 @@ class Correlated(Part):
 
 
 @valueclass
-class Pauses(Part):
+class Pauses(Term):
     """A pause of ``seconds`` in one of ``every`` steps of a replica, at random: of the collector, or by a neighbour."""
 
     every: float
@@ -163,7 +163,7 @@ class Pauses(Part):
 
 
 @valueclass
-class Link(Part):
+class Link(Term):
     """A slow way to a node: so many bytes a second in each direction, and each message later by ``latency`` seconds.
 
     Messages go one after another, whomever they come from. What counts is what a run of a trainer posts: batches,

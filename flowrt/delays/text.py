@@ -30,10 +30,10 @@ _TOKEN = re.compile(
 
 def parse(delay: str | float | Delay) -> Delay:
     """The delay that a text spells; a number is that many seconds. Raises `GraphError` at the user's line."""
-    return _Reader(delay).read() if isinstance(delay, str) else as_delay(delay)
+    return _TextReader(delay).read() if isinstance(delay, str) else as_delay(delay)
 
 
-class _Reader:
+class _TextReader:
     """Reads one text from left to right."""
 
     def __init__(self, text: str) -> None:

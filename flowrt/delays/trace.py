@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from flowrt.base.valueclass import valueclass
 from flowrt.delays import parquet
-from flowrt.delays.delay import Part, Seconds, number_text
+from flowrt.delays.delay import Seconds, Term, number_text
 
 
 @valueclass
-class Trace(Part):
+class Trace(Term):
     """Seconds that were recorded, step after step and replica by replica, from the beginning again at the end.
 
     ``source`` is an array of seconds [steps, replicas], or [steps] for all replicas alike, or the path of a Parquet

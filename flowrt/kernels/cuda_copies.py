@@ -67,7 +67,7 @@ class _Buffer:
         return self.bytes
 
 
-class Copies:
+class CudaCopies:
     """The copies of one GPU, whose kernels are issued on the stream ``computing``; called in one thread."""
 
     def __init__(self, computing: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from flowrt.base.errors import DeviceLost, FlowrtError
 from flowrt.kernels.cuda import PreparedSteps, from_device, to_device
-from flowrt.kernels.cuda_copies import Copies, fetch, pinned, send
+from flowrt.kernels.cuda_copies import CudaCopies, fetch, pinned, send
 from flowrt.kernels.language.twin import SIMULATED
 from flowrt.kernels.launch import RUN_WORDS, STATUS
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from flowrt.base.spec import Spec
 
-    class Kernel(Protocol):
+    class LaunchedKernel(Protocol):
         """What can be launched: of this driver's, or of the scheduler's."""
 
         def launch(self, operands: Sequence[Any], words: Array) -> None: ...
@@ -85,7 +85,7 @@ class CudaDriver:
     def __init__(self, index: int) -> None:
         self._index = index
         self._stream: Any = None  # CuPy's, and the same as Numba's
-        self._copies: Copies | None = None
+        self._copies: CudaCopies | None = None
         self._failing: list[tuple[Any, Array]] = []  # the words of kernels that may fail, there and here
         self._row: Any = None  # the words in the GPU's memory of what is recorded now
         blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
@@ -131,7 +131,7 @@ class CudaDriver:
             self._failing.append((run, words))
 
     @tells_loss
-    def _recorded(self, launches: Sequence[tuple[Kernel, Sequence[Any]]]) -> CudaRecording:
+    def _recorded(self, launches: Sequence[tuple[LaunchedKernel, Sequence[Any]]]) -> CudaRecording:
         self._enter()
         return CudaRecording(self, launches)
 
@@ -162,12 +162,12 @@ class CudaDriver:
         self._failing.clear()
         self._stream = self._copies = None
 
-    def _enter(self) -> Copies:
+    def _enter(self) -> CudaCopies:
         """Make this GPU and its stream the calling thread's own, which is always the same one."""
         if self._copies is None:
             if not SIMULATED:
                 self._stream = _own_stream(self._index)
-            self._copies = Copies(self.stream)
+            self._copies = CudaCopies(self.stream)
         return self._copies
 
 
@@ -189,7 +189,7 @@ class CudaRecording:
     graphs, they are issued one by one, on the same memory.
     """
 
-    def __init__(self, driver: CudaDriver, launches: Sequence[tuple[Kernel, Sequence[Any]]]) -> None:
+    def __init__(self, driver: CudaDriver, launches: Sequence[tuple[LaunchedKernel, Sequence[Any]]]) -> None:
         self._driver, self._launches = driver, launches
         self._bytes = pinned(8 * RUN_WORDS * len(launches))
         self.words = self._bytes.view(np.int64).reshape(len(launches), RUN_WORDS)

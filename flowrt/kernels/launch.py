@@ -23,7 +23,7 @@ from flowrt.kernels.tiles.copies import COPY_OP as COPY_OP
 from flowrt.kernels.tiles.copies import Copy, merged, plan_box, plan_copy
 
 if TYPE_CHECKING:
-    from flowrt.kernels.store.background import Order
+    from flowrt.kernels.store.background import CompileOrder
 
 ENTRY_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 RUN_WORDS = 4
@@ -201,9 +201,11 @@ class Application:
     scratch: tuple[Spec, ...]
     local: tuple[Spec, ...] = ()
     slots: int = 0  # of the bases, that it sets itself; operands behind all others
-    orders: tuple[Order, ...] = ()  # what, once it is compiled, serves better than these steps
+    orders: tuple[CompileOrder, ...] = ()  # what, once it is compiled, serves better than these steps
     longest_seconds: float = 0.0  # a guess of what its loops may come to whose turns only values count
-    wishes: tuple[tuple[Order, int], ...] = ()  # orders that save only so many bytes: too few for one application
+    wishes: tuple[
+        tuple[CompileOrder, int], ...
+    ] = ()  # orders that save only so many bytes: too few for one application
 
 
 def _floating(word: Word) -> bool:

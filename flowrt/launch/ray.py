@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 @valueclass
-class Node:
+class StartedNode:
     """A node as it was started last: where it is, its process and its actor's, and how often Ray has started it."""
 
     address: str
@@ -112,7 +112,7 @@ class Cluster(AsyncOnly):
         self._keys = ExitStack()  # what holds that folder
         self.name = name or secrets.token_hex(4)
         self.token = new_token()
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, StartedNode] = {}
         self._actors: dict[str, Any] = {}
         self._incarnations: dict[str, str] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -324,7 +324,7 @@ class Cluster(AsyncOnly):
         """A node serves, for the first time or again."""
         self._incarnations[task] = said["incarnation"]
         epoch = self.nodes[task].epoch + 1 if task in self.nodes else 0
-        self.nodes[task] = Node(said["address"], said["host"], said["pid"], said["actor"], epoch)
+        self.nodes[task] = StartedNode(said["address"], said["host"], said["pid"], said["actor"], epoch)
         self._changed.set()
         self._changed = asyncio.Event()
 

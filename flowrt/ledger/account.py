@@ -15,7 +15,7 @@ from flowrt.sched.versions.ledger import Outcome
 OUTCOMES = tuple(Outcome)
 
 
-class State(IntEnum):
+class BatchState(IntEnum):
     """Where a batch is, or how it ended."""
 
     NEVER = 0  # handed out, though later ones were: it is unused
@@ -28,13 +28,13 @@ class State(IntEnum):
 
 
 ENDS = {
-    Outcome.KEPT: State.KEPT,
-    Outcome.LATE: State.LATE,
-    Outcome.REFUSED: State.REFUSED,
-    Outcome.LOST: State.LOST,
-    Outcome.ABANDONED: State.LATE,
+    Outcome.KEPT: BatchState.KEPT,
+    Outcome.LATE: BatchState.LATE,
+    Outcome.REFUSED: BatchState.REFUSED,
+    Outcome.LOST: BatchState.LOST,
+    Outcome.ABANDONED: BatchState.LATE,
 }
-FREE = (State.NEVER, State.UNUSED)
+FREE = (BatchState.NEVER, BatchState.UNUSED)
 AGAIN = (Outcome.LATE, Outcome.LOST, Outcome.ABANDONED)  # what is used again where that is asked for
 
 
@@ -45,7 +45,7 @@ class Account:
         setup: The newest.
         run: The number of the run that goes on, or was cut off; None where the last one is over.
         version: What the variables are at; None before the first run.
-        states: By identity, a `State`.
+        states: By identity, a `BatchState`.
         held: identity → (replica, number) of what is handed out in this run.
         numbered: (replica, number) → identity, of the same.
         outcomes: (replica, outcome) → how many updates.
@@ -67,7 +67,7 @@ class Account:
         """The batches that are to be handed out before new ones, in order."""
         return [identity for identity, state in enumerate(self.states) if state in FREE]
 
-    def count(self, state: State) -> int:
+    def count(self, state: BatchState) -> int:
         """How many batches are there, or ended so."""
         return self.states.count(state)
 
@@ -83,18 +83,18 @@ class Account:
             case Made():
                 self._make(record)
             case Returned(replica, identities):
-                self._end(identities, State.UNUSED, f"came back of replica {replica}")
+                self._end(identities, BatchState.UNUSED, f"came back of replica {replica}")
             case Undone(version, _, identities, again):
                 self._check_version(version, version <= (self.version or 0), "went back")
-                self._put(identities, State.UNUSED if again else State.LOST, (State.KEPT,), "was undone")
+                self._put(identities, BatchState.UNUSED if again else BatchState.LOST, (BatchState.KEPT,), "was undone")
                 self.version = version
             case Missed(version, identities):
                 self._check_version(version, version > (self.version or 0), "was missed")
-                self._end(identities, State.LOST, "may have been used")
+                self._end(identities, BatchState.LOST, "may have been used")
                 self.version = version
             case Over(version, unused):
                 self._check_version(version, version == self.version, "was the end")
-                self._end(unused, State.UNUSED, "was not used")
+                self._end(unused, BatchState.UNUSED, "was not used")
                 if self.held:
                     self._violate(f"a run is over, and {sorted(self.held)} neither used nor unused")
                 self.run, self.held, self.numbered = None, {}, {}
@@ -108,7 +108,7 @@ class Account:
     def _hand(self, replica: int, number: int, identities: tuple[int, ...]) -> None:
         if self.run is None:
             self._violate(f"{list(identities)} are handed out, and no run goes on")
-        self._put(identities, State.HANDED, FREE, f"is handed to replica {replica}")
+        self._put(identities, BatchState.HANDED, FREE, f"is handed to replica {replica}")
         for place, identity in enumerate(identities, number):
             if (replica, place) in self.numbered:
                 self._violate(f"{self.numbered[replica, place]} and {identity} are both batch {place} of {replica}")
@@ -122,22 +122,24 @@ class Account:
         for replica, code, _, identities in made.receipts:
             outcome = OUTCOMES[code]
             self.outcomes[replica, outcome] += 1
-            state = State.UNUSED if again and outcome in AGAIN else ENDS[outcome]
+            state = BatchState.UNUSED if again and outcome in AGAIN else ENDS[outcome]
             self._end(identities, state, f"is {outcome.value} of replica {replica} in version {made.version}")
 
-    def _end(self, identities: tuple[int, ...], state: State, what: str) -> None:
-        self._put(identities, state, (State.HANDED,), what)
+    def _end(self, identities: tuple[int, ...], state: BatchState, what: str) -> None:
+        self._put(identities, state, (BatchState.HANDED,), what)
         for identity in identities:
             if identity in self.held:
                 self.numbered.pop(self.held.pop(identity), None)
 
-    def _put(self, identities: tuple[int, ...], state: State, expected: tuple[State, ...], what: str) -> None:
+    def _put(self, identities: tuple[int, ...], state: BatchState, expected: tuple[BatchState, ...], what: str) -> None:
         beyond = max(identities, default=-1) + 1 - len(self.states)
         if beyond > 0:
             self.states.extend(bytes(beyond))
         for identity in identities:
             if self.states[identity] not in expected:
-                self._violate(f"batch {identity} {what}, and was {State(self.states[identity]).name.lower()} already")
+                self._violate(
+                    f"batch {identity} {what}, and was {BatchState(self.states[identity]).name.lower()} already"
+                )
             self.states[identity] = state
 
     def _check_version(self, version: int, holds: bool, what: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import LedgerError
 from flowrt.base.valueclass import valueclass
-from flowrt.ledger.account import OUTCOMES, Account, State
+from flowrt.ledger.account import OUTCOMES, Account, BatchState
 from flowrt.ledger.frames import MAGIC, records_in
 from flowrt.ledger.records import Begun, Handed, Made, Missed, Over, Record, Returned, Setup, Undone, record_from_data
 from flowrt.sched.versions.ledger import Outcome
@@ -121,7 +121,7 @@ class Ledger:
 
     def count(self, state: str) -> int:
         """How many batches are "kept", "late", "refused", "lost", "unused", or "handed" out to a replica now."""
-        states = [State.NEVER, State.UNUSED] if state == "unused" else [State[state.upper()]]
+        states = [BatchState.NEVER, BatchState.UNUSED] if state == "unused" else [BatchState[state.upper()]]
         return sum(map(self._account.count, states))
 
     def updates(self, replica: int, outcome: str) -> int:
@@ -132,8 +132,8 @@ class Ledger:
         """Where a batch is, or how it ended: as for `count`."""
         if not 0 <= identity < self.drawn:
             return "unused"
-        state = State(self._account.states[identity])
-        return "unused" if state is State.NEVER else state.name.lower()
+        state = BatchState(self._account.states[identity])
+        return "unused" if state is BatchState.NEVER else state.name.lower()
 
     def history(self, identity: int) -> Iterator[str]:
         """What was said of a batch, in order."""

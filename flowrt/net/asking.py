@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @valueclass
-class Answer:
+class Arrived:
     """What was answered, and the way that it came; its reading is paused."""
 
     transport: asyncio.Transport
@@ -28,7 +28,7 @@ class Answer:
 
 async def ask_at(
     host: str, port: int, head: bytes, where: str, tls: ssl.SSLContext | None = None, keyed: bool = False
-) -> Answer:
+) -> Arrived:
     """Send a head to who listens at ``host:port``, ``where`` for people. Raises `OSError` where that fails.
 
     ``keyed`` says whether this end shows a certificate where it is asked for one.
@@ -44,7 +44,7 @@ async def ask_at(
     raise failure or OSError(f"{host} has no address")
 
 
-async def ask_socket(name: str, head: bytes, where: str) -> Answer | None:
+async def ask_socket(name: str, head: bytes, where: str) -> Arrived | None:
     """Send a head to who listens at the Unix socket ``name``; None where nobody of this user does."""
     door = door_of(name)
     if door is None:
@@ -80,10 +80,10 @@ async def _addresses(host: str, port: int) -> list[str]:
 
 async def _answered(
     asking: _Asking, connect: Callable[[Callable[[], _Asking]], Awaitable[tuple[Any, _Asking]]]
-) -> Answer:
+) -> Arrived:
     transport, _ = await connect(lambda: asking)
     try:
-        return Answer(transport, await asking.answer)
+        return Arrived(transport, await asking.answer)
     except BaseException:
         transport.abort()
         raise

@@ -16,7 +16,7 @@ import numpy as np
 from flowrt.base.errors import BrokenStream
 from flowrt.base.valueclass import maker
 from flowrt.net import brief
-from flowrt.sched.drivers.messages import Report, Update, Version
+from flowrt.sched.drivers.messages import NewVersion, Report, Update
 
 if TYPE_CHECKING:
     from flowrt.net.brief import Brief
@@ -33,7 +33,7 @@ _VERSION_HEAD = struct.Struct("<B5q?2qH")
 _REPORT_HEAD = struct.Struct("<B2q2dI2H")
 _RECEIPT = struct.Struct("<iqBdi")  # replica, batch, outcome, seconds, staleness
 _FLOATS = [struct.Struct(f"<{count}d") for count in range(17)]
-_make_update, _make_version, _make_report = maker(Update), maker(Version), maker(Report)
+_make_update, _make_version, _make_report = maker(Update), maker(NewVersion), maker(Report)
 
 
 def _write_update(update: Update) -> Pieces | None:
@@ -77,7 +77,7 @@ def _read_update(head: bytes, arrays: tuple[Any, ...]) -> Update:
     return _make_update(run, version, replica, ready, parts, numbers, wants, head[at:], finite, samples, square)
 
 
-def _write_version(version: Version) -> Pieces | None:
+def _write_version(version: NewVersion) -> Pieces | None:
     head = _VERSION_HEAD.pack(
         _VERSION,
         version.run,
@@ -93,7 +93,7 @@ def _write_version(version: Version) -> Pieces | None:
     return brief.frame(head, version.values + version.rows)
 
 
-def _read_version(head: bytes, arrays: tuple[Any, ...]) -> Version:
+def _read_version(head: bytes, arrays: tuple[Any, ...]) -> NewVersion:
     _, run, version, server, replica, spent, begun, since, number, count = _VERSION_HEAD.unpack(head)
     if count > len(arrays):
         raise BrokenStream(f"a version of {count} values came with {len(arrays)} arrays")
@@ -145,7 +145,7 @@ def _are_floats(values: tuple[Any, ...]) -> bool:
 
 _WRITE: dict[type[Any], Callable[[Any], Pieces | None]] = {
     Update: _write_update,
-    Version: _write_version,
+    NewVersion: _write_version,
     Report: _write_report,
 }
 _READ: dict[int, Callable[[bytes, tuple[Any, ...]], Any]] = {

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from flowrt.base.errors import AuthenticationError, BrokenStream, FlowrtError, NodeLost, VersionMismatch
 from flowrt.net import heads
 from flowrt.net.addresses import is_loopback, named
-from flowrt.net.asking import Answer, ask_at, ask_socket
+from flowrt.net.asking import Arrived, ask_at, ask_socket
 from flowrt.net.bounds import Bounds
 from flowrt.net.frames import allocate_array
-from flowrt.net.handshake import NONCE, Opening, Terms, is_same, name_told_as
+from flowrt.net.handshake import NONCE, HandshakeTerms, Opening, is_same, name_told_as
 from flowrt.net.local import open_side
 from flowrt.net.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, connection_over, introduce
 from flowrt.net.tls import ASKING, channel_of, check_host, failure
@@ -141,7 +141,7 @@ class _Client:
         usual = {"Host": f"{host}:{self.port}", "Upgrade": PROTOCOL, "Connection": "Upgrade"}
         return heads.written(f"GET {PATH} HTTP/1.1", usual | opening.headers() | more)
 
-    def _enter(self, answer: Answer, opening: Opening, side: socket.socket | None) -> tuple[Connection, Opening]:
+    def _enter(self, answer: Arrived, opening: Opening, side: socket.socket | None) -> tuple[Connection, Opening]:
         """Prove that we have the token to a node that has done so; it hears nothing else before."""
         try:
             node, terms = self._checked(answer, opening)
@@ -153,7 +153,7 @@ class _Client:
         answer.transport.write(terms.client_proof(self.token))
         return connection_over(answer.transport, self.where, self.bounds, self.allocate, self.local, side), node
 
-    def _checked(self, answer: Answer, opening: Opening) -> tuple[Opening, Terms]:
+    def _checked(self, answer: Arrived, opening: Opening) -> tuple[Opening, HandshakeTerms]:
         """What a node has begun with that has the token."""
         head, transport = answer.head, answer.transport
         refusal = _meaning(head.status, head.headers.get("upgrade", "another protocol"), self.where)
@@ -163,7 +163,7 @@ class _Client:
             check_host(transport, self.host)
         node = Opening.read(head.headers)
         if node is not None:
-            terms = Terms(opening, node, channel_of(transport, node=False))
+            terms = HandshakeTerms(opening, node, channel_of(transport, node=False))
             if is_same(terms.node_proof(self.token).hex().encode(), head.headers.get(PROVES, "").encode()):
                 return node, terms
         raise _other_token(self.where)

@@ -9,8 +9,8 @@ not the stream's. Frames do not interpret messages.
     u32 length of the header, little-endian | header (see `codec`, `net.brief`) | array 0 | array 1 | …
 
 A length of zero is the goodbye: the last thing a peer says, which tells an end from a loss. In a length with the
-highest bit, the header is followed by a `Place` for each array, and only those that have none come as bytes: the others
-lie in memory that both ends see (`flowrt.net.shared`), which who made the reader is asked for.
+highest bit, the header is followed by a `LentPlace` for each array, and only those that have none come as bytes: the
+others lie in memory that both ends see (`flowrt.net.shared`), which who made the reader is asked for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _HERE = _PLACE.pack(0, 0, 0)
 
 
 @valueclass
-class Place:
+class LentPlace:
     """Where an array lies in the sender's memory: a segment, from 1 up, and an offset; each lending has a new serial.
 
     Segment 0 is none: the array comes as bytes.
@@ -60,8 +60,8 @@ class Place:
         return f"byte {self.offset} of segment {self.segment} (serial {self.serial})"
 
 
-Lend: TypeAlias = Callable[[memoryview], "Place | None"]
-Borrow: TypeAlias = Callable[[Place, codec.Layout, Allocate], Array]
+Lend: TypeAlias = Callable[[memoryview], "LentPlace | None"]
+Borrow: TypeAlias = Callable[[LentPlace, codec.Layout, Allocate], Array]
 
 
 @valueclass
@@ -128,9 +128,9 @@ def writes(pieces: Sequence[Piece], size: int) -> Iterator[Piece]:
         yield from _joined(small, size)
 
 
-def _places_in(table: bytearray) -> list[Place | None]:
+def _places_in(table: bytearray) -> list[LentPlace | None]:
     """What a frame says of where its arrays are."""
-    return [Place(*place) if place[0] else None for place in _PLACE.iter_unpack(table)]
+    return [LentPlace(*place) if place[0] else None for place in _PLACE.iter_unpack(table)]
 
 
 def _joined(small: Sequence[Piece], size: int) -> Iterator[Piece]:
@@ -289,7 +289,7 @@ class FrameReader:
         """Make room for the arrays that a whole header describes."""
         assert self._header is not None
         layouts = self._survey(self._header) if self._layouts is None else self._layouts
-        places: list[Place | None] = [None] * len(layouts) if self._places is None else _places_in(self._places)
+        places: list[LentPlace | None] = [None] * len(layouts) if self._places is None else _places_in(self._places)
         arrays = [self._room_for(layout, place) for layout, place in zip(layouts, places, strict=True)]
         here = [array for array, place in zip(arrays, places, strict=True) if place is None]
         targets = [array.nbytes if isinstance(array, NoRoom) else codec.bytes_of(array) for array in here]
@@ -311,7 +311,7 @@ class FrameReader:
         self._rest = memoryview(self._places)
         self._size += len(self._places)
 
-    def _room_for(self, layout: codec.Layout, place: Place | None) -> Array | NoRoom:
+    def _room_for(self, layout: codec.Layout, place: LentPlace | None) -> Array | NoRoom:
         try:
             array = self._allocate(*layout) if place is None else self._borrowed(place, layout)
         except (MemoryError, ResourceError) as error:
@@ -323,7 +323,7 @@ class FrameReader:
             raise InternalError(f"asked for {asked}, allocated {got}")
         return array
 
-    def _borrowed(self, place: Place, layout: codec.Layout) -> Array:
+    def _borrowed(self, place: LentPlace, layout: codec.Layout) -> Array:
         assert self._borrow is not None
         return self._borrow(place, layout, self._allocate)
 

@@ -16,7 +16,7 @@ from flowrt.net.handshake import PROOF
 if TYPE_CHECKING:
     import socket
 
-    from flowrt.net.handshake import Terms
+    from flowrt.net.handshake import HandshakeTerms
 
 
 @valueclass
@@ -25,7 +25,7 @@ class Reply:
 
     status: str
     headers: dict[str, str]
-    terms: Terms | None = None
+    terms: HandshakeTerms | None = None
     side: socket.socket | None = None
 
     def let_go(self) -> None:

@@ -58,7 +58,7 @@ class Opening:
 
 
 @valueclass
-class Terms:
+class HandshakeTerms:
     """What both ends must see alike; ``channel`` tells the certificates of both where there is TLS."""
 
     client: Opening

@@ -39,9 +39,9 @@ from flowrt.net.messages import (
     Fault,
     Forget,
     Grant,
-    Offer,
     Pull,
     Push,
+    TooLarge,
     Value,
     from_data,
     is_posted,
@@ -85,7 +85,7 @@ class Allowance:
 
 
 @valueclass
-class Store:
+class LinkStore:
     """What a task's links share: where values wait, and the room for those to come.
 
     ``knows`` says whether an epoch is in force: steps of others are over. ``allocate`` makes the memory for what is
@@ -128,10 +128,10 @@ def is_large(spec: Spec) -> bool:
     return spec.known and spec.nbytes > SMALL
 
 
-class Link:
+class TensorLink:
     """A connection for tensors; `run` serves it until it ends, and must be running for `pull` to be answered."""
 
-    def __init__(self, connection: Connection, peer: str, store: Store) -> None:
+    def __init__(self, connection: Connection, peer: str, store: LinkStore) -> None:
         self.peer = peer
         self._connection = connection
         self._store = store
@@ -220,11 +220,11 @@ class Link:
             raise self._broken()
         request, where = next(self._requests), f"edge {edge} of {self.peer}"
         try:
-            reply: Any = None if announced is None else Offer(request, announced)
+            reply: Any = None if announced is None else TooLarge(request, announced)
             if reply is None:
                 with self._store.allowance.promise(spec) as room:
                     reply = await self._ask(request, Pull(request, *key, edge, room))
-            if isinstance(reply, Offer):
+            if isinstance(reply, TooLarge):
                 async with self._store.budget.reserve(reply.nbytes):
                     self._store.check_room(reply.nbytes, spec, where)
                     granted = Grant(request) if announced is None else Pull(request, *key, edge, announced)
@@ -258,9 +258,9 @@ class Link:
                         f"{self.peer} pushed {value.nbytes} bytes; more than {SMALL} are to be asked for"
                     )
                 self._store.arrived((epoch, number), edge, DEAD if value is None else value, self.peer)
-            case Value() | DeadValue() | Offer() | Fault():
+            case Value() | DeadValue() | TooLarge() | Fault():
                 self._settle(message)
-            case Announce(nbytes=nbytes) | Offer(nbytes=nbytes) if nbytes < 0:
+            case Announce(nbytes=nbytes) | TooLarge(nbytes=nbytes) if nbytes < 0:
                 raise BrokenStream(f"{self.peer} has a value of {nbytes} bytes")
             case Announce(epoch, number, edge, nbytes):
                 self._store.arrived((epoch, number), edge, Announced(nbytes), self.peer)
@@ -304,7 +304,7 @@ class Link:
         self.post(message)
         return await reply
 
-    def _settle(self, message: Value | DeadValue | Offer | Fault) -> None:
+    def _settle(self, message: Value | DeadValue | TooLarge | Fault) -> None:
         reply = self._replies.get(message.request)
         if reply is not None and not reply.done():
             reply.set_result(message)
@@ -339,7 +339,7 @@ class Link:
     async def _offer(self, request: int, nbytes: int) -> None:
         grant = self._grants[request] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(Offer(request, nbytes))
+            await self._send(TooLarge(request, nbytes))
             await grant
         finally:
             del self._grants[request]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from flowrt.base.errors import FlowrtError, LinkBroken, NodeLost, RemoteError
-from flowrt.net.link import Link, Store
+from flowrt.net.link import LinkStore, TensorLink
 from flowrt.net.messages import Carry, Serve, from_data, to_hello
 from flowrt.net.peer import RETRY, is_refused
 from flowrt.net.transport import connect
@@ -39,8 +39,8 @@ class Links:
         self,
         task: str,
         token: str,
-        store: Store,
-        broken: Callable[[str, Link | None], None],
+        store: LinkStore,
+        broken: Callable[[str, TensorLink | None], None],
         gone: Callable[[str], None] = lambda peer: None,
     ) -> None:
         self._task = task
@@ -50,7 +50,7 @@ class Links:
         self._gone = gone
         self._births: dict[Address, str] = {}  # which process was met there
         self._since: dict[Address, float] = {}  # when the tries to reach it began, of those that cannot be
-        self._links: dict[Address, Link] = {}
+        self._links: dict[Address, TensorLink] = {}
         self._opening: dict[Address, asyncio.Lock] = {}
         self._posted: dict[Address, list[Any]] = {}  # by link that is being opened
         self._pauses: dict[Address, float] = {}  # before the next try, of those that could not be reached last
@@ -76,7 +76,7 @@ class Links:
     def __len__(self) -> int:
         return len(self._links)
 
-    async def to(self, peer: str, address: Address) -> Link:
+    async def to(self, peer: str, address: Address) -> TensorLink:
         """The link to ``peer``. Raises `LinkBroken` if it cannot be reached: who is lost is for the master to say."""
         standing = self.standing(address)
         if standing is not None:
@@ -102,7 +102,7 @@ class Links:
             self._openers.add(opener)
             opener.add_done_callback(self._openers.discard)
 
-    def standing(self, address: Address) -> Link | None:
+    def standing(self, address: Address) -> TensorLink | None:
         """The link to an address, if there is one now."""
         link = self._links.get(address)
         return None if link is None or link.closed else link
@@ -125,7 +125,7 @@ class Links:
             for message in self._posted.pop(address, ()):
                 link.post(message)
 
-    async def _open(self, peer: str, address: Address) -> Link:
+    async def _open(self, peer: str, address: Address) -> TensorLink:
         try:
             carry = to_hello(Carry(self._task, ""))
             connection = await connect(
@@ -147,11 +147,11 @@ class Links:
         if self._births.setdefault(address, met.birth) != met.birth:
             self._births[address] = met.birth
             self._gone(peer)
-        link = Link(connection, peer, self._store)
+        link = TensorLink(connection, peer, self._store)
         self._tasks.create_task(self._run(link, address))
         return link
 
-    async def _run(self, link: Link, address: Address) -> None:
+    async def _run(self, link: TensorLink, address: Address) -> None:
         try:
             await link.run()
         except Exception:
@@ -161,6 +161,6 @@ class Links:
                 del self._links[address]
             self._tell_broken(link.peer, link)
 
-    def _tell_broken(self, peer: str, link: Link | None = None) -> None:
+    def _tell_broken(self, peer: str, link: TensorLink | None = None) -> None:
         if not self._closed:
             self._broken(peer, link)

@@ -28,7 +28,7 @@ LOST = 15  # times the silence that makes a task suspect
 FEW, MANY = 8, 128  # silences that an estimate counts as known before the first one, and that it remembers
 
 
-class Standing(Enum):
+class Belief(Enum):
     """What is believed of a task."""
 
     ALIVE = "alive"
@@ -41,7 +41,7 @@ class Change:
     """A task's new standing, and why."""
 
     task: str
-    standing: Standing
+    standing: Belief
     cause: str
 
 
@@ -52,7 +52,7 @@ class _Seen:
     variance: float = 0.0
     known: int = FEW
     longest: float = 0.0  # of those that have ended since the last look
-    standing: Standing = Standing.ALIVE
+    standing: Belief = Belief.ALIVE
 
     def hear(self, now: float) -> None:
         self.longest = max(self.longest, now - self.heard)
@@ -91,18 +91,18 @@ class Liveness:
         self._wake(now)
         seen = self._seen[task]
         seen.hear(now)
-        if seen.standing is not Standing.SUSPECT:
+        if seen.standing is not Belief.SUSPECT:
             return []
-        seen.standing = Standing.ALIVE
-        return [Change(task, Standing.ALIVE, "it answers again")]
+        seen.standing = Belief.ALIVE
+        return [Change(task, Belief.ALIVE, "it answers again")]
 
     def broke(self, task: str, cause: str) -> list[Change]:
         """The connection to ``task`` is gone, and there will not be another."""
         seen = self._seen[task]
-        if seen.standing is Standing.LOST:
+        if seen.standing is Belief.LOST:
             return []
-        seen.standing = Standing.LOST
-        return [Change(task, Standing.LOST, cause)]
+        seen.standing = Belief.LOST
+        return [Change(task, Belief.LOST, cause)]
 
     def look(self, now: float) -> list[Change]:
         """Judge the silent ones. To be called every ``beat`` seconds."""
@@ -111,11 +111,11 @@ class Liveness:
             self._learn(seen)
         return [change for task, seen in self._seen.items() for change in self._judge(task, seen, now - seen.heard)]
 
-    def standing(self, task: str) -> Standing:
+    def standing(self, task: str) -> Belief:
         """What the task is believed to be."""
         return self._seen[task].standing
 
-    def having(self, standing: Standing) -> frozenset[str]:
+    def having(self, standing: Belief) -> frozenset[str]:
         """The tasks of that standing."""
         return frozenset(task for task, seen in self._seen.items() if seen.standing is standing)
 
@@ -145,12 +145,12 @@ class Liveness:
         return min(max(seen.suspicious, LEAST * self.beat), MOST * self.beat)
 
     def _judge(self, task: str, seen: _Seen, silent: float) -> Iterable[Change]:
-        if seen.standing is Standing.LOST or silent < LEAST * self.beat:
+        if seen.standing is Belief.LOST or silent < LEAST * self.beat:
             return []
         patience = self._patience(seen)
         if silent >= LOST * patience:
             return self.broke(task, f"it has been silent for {silent:.1f} s")
-        if seen.standing is Standing.SUSPECT or silent < patience:
+        if seen.standing is Belief.SUSPECT or silent < patience:
             return []
-        seen.standing = Standing.SUSPECT
-        return [Change(task, Standing.SUSPECT, f"it has been silent for {silent:.1f} s")]
+        seen.standing = Belief.SUSPECT
+        return [Change(task, Belief.SUSPECT, f"it has been silent for {silent:.1f} s")]

@@ -66,7 +66,7 @@ def way_between(one: tuple[str, str], other: tuple[str, str]) -> str:
     return max(one[1], other[1], key=WAYS.index)
 
 
-class Sharing(Protocol):
+class OtherEnd(Protocol):
     """The other end of what is shared: `shared.Channel`."""
 
     def segment_gone(self, number: int) -> None: ...
@@ -96,7 +96,7 @@ class Local:
         self.told = ""  # what anybody may hear of the name of the Unix socket
         self._side: socket.socket | None = None
         self._unclaimed: dict[bytes, socket.socket] = {}
-        self._channels: set[Sharing] = set()
+        self._channels: set[OtherEnd] = set()
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,12 +143,12 @@ class Local:
 
     # ── memory ──
 
-    def enter(self, channel: Sharing) -> None:
+    def enter(self, channel: OtherEnd) -> None:
         """Have ``channel`` be told what becomes of segments, and what is made from now on lie in some."""
         self._memory.segments = self.segments
         self._channels.add(channel)
 
-    def leave(self, channel: Sharing) -> None:
+    def leave(self, channel: OtherEnd) -> None:
         """Forget a channel that is closed."""
         self._channels.discard(channel)
 

@@ -32,7 +32,7 @@ from flowrt.base.errors import (
 from flowrt.base.plan import Plan, plan_to_parts, too_large
 from flowrt.net.inventory import collect
 from flowrt.net.joining import Joining
-from flowrt.net.link import INLINE, SMALL, Allowance, Store, checked, is_large
+from flowrt.net.link import INLINE, SMALL, Allowance, LinkStore, checked, is_large
 from flowrt.net.liveness import BEAT
 from flowrt.net.local import Local, way_between
 from flowrt.net.messages import (
@@ -51,7 +51,7 @@ from flowrt.net.messages import (
     to_data,
 )
 from flowrt.net.peers import Peers
-from flowrt.net.steps import Feed, Registered, Step, describe
+from flowrt.net.steps import Feed, OpenStep, Registered, describe
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Listeners, Rendezvous, StepKey
 
@@ -97,7 +97,7 @@ class Master:
         self._memory = Memory()
         self._local = Local(self._memory, own=True)
         self.listeners = Listeners()
-        self._store = Store(
+        self._store = LinkStore(
             self._rendezvous,
             budget,
             Allowance(),
@@ -118,7 +118,7 @@ class Master:
             back=lambda peer: self.listeners.broken(peer.task, ""),
             join=self._ship_all,
         )
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, OpenStep] = {}
         self._plans: dict[int, Mapping[str, Plan]] = {}  # of each registered step, by task
         self._numbers = itertools.count()
         self._joining = Joining(self._peers, self._ask, self._numbers)
@@ -269,7 +269,7 @@ class Master:
             case _:
                 raise BrokenStream(f"a node cannot say {type(message).__name__}")
 
-    def _finish(self, step: Step, peer: Peer, done: Done) -> None:
+    def _finish(self, step: OpenStep, peer: Peer, done: Done) -> None:
         if done.error:
             step.settle(peer.task, as_error(done.error, f"on {peer.task}: {done.text}"), remote=True)
             return
@@ -399,7 +399,7 @@ class Master:
             await self._peers.reach(task)
         if number in self._steps:
             raise InternalError(f"step {number} is in progress")
-        step = self._steps[number] = Step(number, registered)
+        step = self._steps[number] = OpenStep(number, registered)
         key = (self.epoch, number)
         try:
             await self._carry_out(step, key, feeds, seed)
@@ -414,7 +414,7 @@ class Master:
             raise step.error()
         return [self._fetched(step, fetch, feeds) for fetch in registered.fetches]
 
-    async def _carry_out(self, step: Step, key: StepKey, feeds: Sequence[Array], seed: int) -> None:
+    async def _carry_out(self, step: OpenStep, key: StepKey, feeds: Sequence[Array], seed: int) -> None:
         """Start the step everywhere and receive what comes, until it has failed or is over."""
         starts = self._starts(step, key, feeds, seed)
         if not step.registered.pulled:
@@ -429,7 +429,7 @@ class Master:
                 for pull in pulls:
                     pull.cancel()
 
-    def _starts(self, step: Step, key: StepKey, feeds: Sequence[Array], seed: int) -> dict[str, Start]:
+    def _starts(self, step: OpenStep, key: StepKey, feeds: Sequence[Array], seed: int) -> dict[str, Start]:
         """What to tell each task; large feeds are laid out to be pulled."""
         registered = step.registered
         large: dict[int, Array] = {}
@@ -445,12 +445,12 @@ class Master:
             for task, fed in small.items()
         }
 
-    async def _start(self, step: Step, starts: Mapping[str, Start]) -> None:
+    async def _start(self, step: OpenStep, starts: Mapping[str, Start]) -> None:
         for task, start in starts.items():
             if not await self._peers.say(self._peers[task], start, partial(step.told.add, task)):
                 step.told.add(task)  # not by us: what became of the connection will end the step there
 
-    async def _fetch(self, step: Step, key: StepKey, edge: int, task: str) -> None:
+    async def _fetch(self, step: OpenStep, key: StepKey, edge: int, task: str) -> None:
         spec, link, announced = step.registered.specs[edge], self._peers[task].link, None
         try:
             if not is_large(spec):
@@ -463,7 +463,7 @@ class Master:
         except FlowrtError as error:
             step.fail(error)
 
-    async def _end(self, step: Step) -> None:
+    async def _end(self, step: OpenStep) -> None:
         """Abort the step where it goes on, and wait for that, also if cancelled meanwhile."""
         step.aborted = True
         suspects = self.suspects
@@ -482,7 +482,7 @@ class Master:
         if cancelled is not None:
             raise cancelled
 
-    def _fetched(self, step: Step, fetch: int | Feed, feeds: Sequence[Array]) -> Array:
+    def _fetched(self, step: OpenStep, fetch: int | Feed, feeds: Sequence[Array]) -> Array:
         if isinstance(fetch, Feed):
             return np.array(feeds[fetch.position])
         value = step.values[fetch]

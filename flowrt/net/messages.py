@@ -336,7 +336,7 @@ class DeadValue:
 
 
 @valueclass
-class Offer:
+class TooLarge:
     """The value is there, and larger than the room that the pull granted."""
 
     request: int
@@ -415,7 +415,7 @@ _register(
     *(Ping, Register, Unregister, Start, Abort, Ask, Command, Recruited, Introduce),
     *(Welcome, Refused, Recruit, Introduced, Leaves, Pong, Answer, Done),
     *(Waits, Enlisted),
-    *(Push, Announce, Pull, Forget, Value, DeadValue, Offer, Grant, Fault),
+    *(Push, Announce, Pull, Forget, Value, DeadValue, TooLarge, Grant, Fault),
 )
 register_kinds(*KINDS)
 

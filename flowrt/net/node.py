@@ -38,7 +38,7 @@ from flowrt.base.errors import (
 )
 from flowrt.base.plan import spec_to_data
 from flowrt.net.frames import NoRoom
-from flowrt.net.link import Allowance, Link, Store, is_large
+from flowrt.net.link import Allowance, LinkStore, TensorLink, is_large
 from flowrt.net.links import Links
 from flowrt.net.local import Local
 from flowrt.net.messages import (
@@ -71,7 +71,7 @@ from flowrt.net.plans import ReadyPlan, dismantle, make_ready
 from flowrt.net.reign import Reign, address_of, addresses_in, say, superseded
 from flowrt.net.sockets import was_silent
 from flowrt.net.started import Started
-from flowrt.net.transport import Connection, Server, serve
+from flowrt.net.transport import Connection, OpenPort, serve
 from flowrt.sched.host.rendezvous import Array, Dead, Pushed, StepKey
 from flowrt.sched.runs.iterations import Iterations
 
@@ -88,7 +88,7 @@ MASTER_SILENCE = 120.0  # seconds without a heartbeat after which a master that 
 _log = logging.getLogger(__name__)
 
 
-class Node:
+class NetworkNode:
     """A host on the network. `serving` opens its port. ``imports`` are what `Serve` tells of, ``tls`` its keys."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Node:
         self._over: OrderedDict[str, float] = OrderedDict()  # the turn of epochs that have ended, `inf` for another's
         knows = self._reigns.__contains__
         self._local = Local(host.memory)
-        self._store = Store(
+        self._store = LinkStore(
             host.rendezvous,
             host.budget,
             Allowance(),
@@ -122,7 +122,7 @@ class Node:
         host.remote = self
 
     @asynccontextmanager
-    async def serving(self, host: str, port: int) -> AsyncIterator[Server]:
+    async def serving(self, host: str, port: int) -> AsyncIterator[OpenPort]:
         """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
         task, local, birth = self.host.task, self._local, secrets.token_hex(8)
         met = Serve(task, tuple(self.host.devices), local.host, local.way, self._imports, birth)
@@ -164,7 +164,7 @@ class Node:
         if link.closed:
             raise LinkBroken(link.ending)
 
-    async def _way(self, peer: str, key: StepKey) -> Link:
+    async def _way(self, peer: str, key: StepKey) -> TensorLink:
         reign = self._reign_of(key)
         if peer != CLIENT:
             return await self._links.to(peer, address_of(peer, reign))
@@ -225,7 +225,7 @@ class Node:
         if self.host.iterations is not None:
             self.host.iterations.hear(peer, message)
 
-    def _link_broke(self, peer: str, link: Link | None) -> None:
+    def _link_broke(self, peer: str, link: TensorLink | None) -> None:
         """Fail the steps that may have lost what was pushed, and tell who posts."""
         if link is not None:
             lost = f"what {self.host.task} sent to {peer} may be lost: {link.ending}"
@@ -258,7 +258,7 @@ class Node:
                 case Resume():
                     await self._resume(hello, connection)
                 case Carry(task, ""):
-                    await Link(connection, task, self._store).run()
+                    await TensorLink(connection, task, self._store).run()
                 case Carry():
                     await self._carry_for_client(hello, connection)
                 case Enlist():
@@ -275,7 +275,7 @@ class Node:
         reign = self._reigns.get(hello.epoch)
         if reign is None or reign.client.done():
             raise BrokenStream(f"{connection.peer} is no client of a master here")
-        link = Link(connection, CLIENT, self._store)
+        link = TensorLink(connection, CLIENT, self._store)
         reign.client.set_result(link)
         for message in reign.waiting:
             link.post(message)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from flowrt.base.device import CLIENT, Device
 from flowrt.base.errors import BrokenStream, FlowrtError, NodeLost, RemoteError, as_error
-from flowrt.net.link import Link, Store
+from flowrt.net.link import LinkStore, TensorLink
 from flowrt.net.messages import (
     Answer,
     Carry,
@@ -35,7 +35,7 @@ class Peer:
         place: tuple[str, int],
         met: Serve,
         control: Connection,
-        link: Link,
+        link: TensorLink,
         joined: Mapping[str, tuple[str, int]],
     ) -> None:
         self.task = task
@@ -85,7 +85,7 @@ def is_refused(error: BaseException) -> bool:
 
 
 async def meet(
-    task: str, place: tuple[str, int], token: str, hello: Drive | Resume, store: Store, patience: float
+    task: str, place: tuple[str, int], token: str, hello: Drive | Resume, store: LinkStore, patience: float
 ) -> Peer:
     """Open both connections to a task that is to obey. Raises `RemoteError`, naming it, where that cannot be.
 
@@ -107,11 +107,11 @@ async def meet(
             raise
     except RemoteError as error:
         raise type(error)(f"{task}: {error}") from error
-    return Peer(task, place, met, control, Link(carrying, task, store), joined)
+    return Peer(task, place, met, control, TensorLink(carrying, task, store), joined)
 
 
 async def _connected(
-    place: tuple[str, int], token: str, hello: Drive | Resume | Carry, store: Store, seconds: float = 10.0
+    place: tuple[str, int], token: str, hello: Drive | Resume | Carry, store: LinkStore, seconds: float = 10.0
 ) -> Connection:
     """A connection to a node, over which values come to where ``store`` has room for them."""
     return await connect(
@@ -119,7 +119,7 @@ async def _connected(
     )
 
 
-async def _reach(place: tuple[str, int], token: str, drive: Drive, store: Store, patience: float) -> Connection:
+async def _reach(place: tuple[str, int], token: str, drive: Drive, store: LinkStore, patience: float) -> Connection:
     loop = asyncio.get_running_loop()
     until = loop.time() + patience
     while True:

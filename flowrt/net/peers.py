@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.device import Device
 from flowrt.base.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver, as_error
 from flowrt.net.code import differing, hashes_here, missing
-from flowrt.net.liveness import Change, Liveness, Standing
+from flowrt.net.liveness import Belief, Change, Liveness
 from flowrt.net.messages import (
     UNASKED,
     Drive,
@@ -39,7 +39,7 @@ from flowrt.net.messages import (
 from flowrt.net.peer import RETRY, SOON, Peer, is_gone, meet
 
 if TYPE_CHECKING:
-    from flowrt.net.link import Store
+    from flowrt.net.link import LinkStore
 
 REACH = 2.0  # seconds that one try to reach a severed task takes at most
 _TASK = re.compile(r"/job:\w+/task:\d+")
@@ -57,7 +57,7 @@ class Peers:
         addresses: Mapping[str, tuple[str, int]],
         token: str,
         beat: float,
-        store: Store,
+        store: LinkStore,
         *,
         hear: Callable[[Peer, Any], None],
         gone: Callable[[Peer], None],
@@ -281,7 +281,7 @@ class Peers:
 
     @property
     def suspects(self) -> frozenset[str]:
-        return self._liveness.having(Standing.SUSPECT) | self._leaving
+        return self._liveness.having(Belief.SUSPECT) | self._leaving
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -308,11 +308,11 @@ class Peers:
         for change in changes:
             peer = self._peers[change.task]
             _log.warning("%s (%s) is %s: %s", peer.task, peer.address, change.standing.value, change.cause)
-            if change.standing is Standing.LOST:
+            if change.standing is Belief.LOST:
                 error = NodeLost(f"{peer.task} ({peer.address}) was lost: {change.cause}")
                 self._await(peer.task, error)
                 self._give_up(peer, error)
-            elif change.standing is Standing.SUSPECT:
+            elif change.standing is Belief.SUSPECT:
                 self._excused(peer)
             self._notify()
 

@@ -14,7 +14,7 @@ from flowrt.net.links import WAITING
 from flowrt.net.messages import Answer, Done, Drive, Pong, Refused, Resume, to_data
 
 if TYPE_CHECKING:
-    from flowrt.net.link import Link
+    from flowrt.net.link import TensorLink
     from flowrt.net.plans import ReadyPlan
     from flowrt.net.started import Started
     from flowrt.net.transport import Connection
@@ -29,14 +29,14 @@ class Reign:
     addresses: dict[str, tuple[str, int]]
     steps: Started
     plans: dict[int, ReadyPlan] = field(default_factory=dict)
-    client: asyncio.Future[Link] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    client: asyncio.Future[TensorLink] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     waiting: deque[Any] = field(default_factory=lambda: deque(maxlen=WAITING))  # posted before there was a client
     followed: asyncio.Event = field(default_factory=asyncio.Event)  # another master came, or this one again
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     heard: float = field(default_factory=lambda: asyncio.get_running_loop().time())  # its last sign of life
 
     @property
-    def link(self) -> Link | None:
+    def link(self) -> TensorLink | None:
         """The client's, if there is one."""
         return self.client.result() if self.client.done() and not self.client.cancelled() else None
 

@@ -29,7 +29,7 @@ import numpy as np
 from flowrt.base import codec
 from flowrt.base.errors import BrokenStream
 from flowrt.base.valueclass import valueclass
-from flowrt.net.frames import Place
+from flowrt.net.frames import LentPlace
 from flowrt.sched.host.segments import LARGE, LINE, PAGE
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Channel:
             await asyncio.sleep(0)
         return copied.data
 
-    def lend(self, data: memoryview, *, changing: bool) -> Place | None:
+    def lend(self, data: memoryview, *, changing: bool) -> LentPlace | None:
         """Where the peer finds an array's bytes; None where they have to be sent.
 
         What lies in a segment is lent as it is, if it is steady or may be ``changing``; else it is copied into one. It
@@ -130,7 +130,7 @@ class Channel:
         kept = self._lent[serial] = _Lent(_array_of(data), nbytes if found[0].steady else 0)
         self._lent_bytes += kept.nbytes
         self._local.shared_bytes += nbytes
-        return Place(found[0].number, found[1], serial)
+        return LentPlace(found[0].number, found[1], serial)
 
     def _place_of(self, data: memoryview, changing: bool) -> tuple[Segment, int] | None:
         """The segment that bytes lie in as they are to be lent, and where in it."""
@@ -172,7 +172,7 @@ class Channel:
 
     # ── borrowing ──
 
-    def borrow(self, place: Place, layout: Layout, allocate: Allocate) -> Array:
+    def borrow(self, place: LentPlace, layout: Layout, allocate: Allocate) -> Array:
         """The array at a place in the peer's memory. `BrokenStream` where there is none.
 
         Raises what ``allocate`` does where it has to be copied, and there is no memory.
@@ -192,7 +192,7 @@ class Channel:
             self.give_back(place.serial)
             raise
 
-    def _seen(self, mapped: _Mapped, place: Place, layout: Layout, nbytes: int, allocate: Allocate) -> Array:
+    def _seen(self, mapped: _Mapped, place: LentPlace, layout: Layout, nbytes: int, allocate: Allocate) -> Array:
         dtype, shape = layout
         memory, end = mapped.seen(place.offset, nbytes), self.give_back
         if dtype.kind in "fc" and not self._local.own:

@@ -22,7 +22,7 @@ from flowrt.sched.host.rendezvous import Array, Dead, Waiter
 if TYPE_CHECKING:
     from flowrt.net.plans import ReadyPlan
     from flowrt.sched.host.rendezvous import StepKey
-    from flowrt.sched.running import Run
+    from flowrt.sched.running import StepRun
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +32,7 @@ class _Started:
     start: Start
     key: StepKey
     values: dict[int, Array | Dead] = field(default_factory=dict)
-    run: Run | None = None
+    run: StepRun | None = None
     task: asyncio.Task[None] | None = None
     why: FlowrtError | None = None  # it is being cancelled
 
@@ -113,7 +113,7 @@ class Started:
             step.task = tasks.create_task(self._finish(step, run))
             step.task.add_done_callback(lambda _: self._end_cancelled(step))  # if that was before it began
 
-    async def _finish(self, step: _Started, run: Run) -> None:
+    async def _finish(self, step: _Started, run: StepRun) -> None:
         try:
             self._end(step, await run.finish())
         except asyncio.CancelledError:

@@ -43,7 +43,7 @@ class Feed:
     position: int
 
 
-class Step:
+class OpenStep:
     """A step in progress: which tasks have yet to end it, what came, what went wrong."""
 
     def __init__(self, number: int, registered: Registered) -> None:

@@ -39,7 +39,7 @@ from flowrt.net.connection import Connection
 from flowrt.net.failures import Failures
 from flowrt.net.frames import allocate_array
 from flowrt.net.gate import Gate, Reply
-from flowrt.net.handshake import NONCE, Opening, Terms, is_same
+from flowrt.net.handshake import NONCE, HandshakeTerms, Opening, is_same
 from flowrt.net.local import is_unix, peer_of
 from flowrt.net.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, Hello, connection_over, introduce
 from flowrt.net.secured import Secured, Taking
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from flowrt.net.local import Local
     from flowrt.net.tls import Keys, Vouched
 
-__all__ = ["PROTOCOL", "Bounds", "Connection", "Server", "connect", "serve"]
+__all__ = ["PROTOCOL", "Bounds", "Connection", "OpenPort", "connect", "serve"]
 
 OnConnection: TypeAlias = Callable[[Connection], Awaitable[None]]
 
@@ -79,7 +79,7 @@ async def serve(
     max_from_one: int = 512,
     max_strangers: int = STRANGERS,
     handshake: float = 10.0,
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[OpenPort]:
     """Listen on ``host:port`` (0: any free one) and run ``on_connection`` for each authenticated connection.
 
     Of these there are ``max_connections`` at most, and ``max_from_one`` from one address. Of ``max_strangers`` at the
@@ -98,7 +98,7 @@ async def serve(
     ways = keys_at(host, tls)
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as tasks:
-        server = Server(
+        server = OpenPort(
             host,
             token,
             on_connection,
@@ -124,7 +124,7 @@ async def serve(
         raise failure
 
 
-class Server:
+class OpenPort:
     """An open port, made by `serve`."""
 
     def __init__(
@@ -248,7 +248,7 @@ class Server:
         client = Opening.read(head.headers)
         assert client is not None
         node = Opening.of(self._token, secrets.token_bytes(NONCE), self._hello)
-        terms = Terms(client, node, channel_of(transport, node=True))
+        terms = HandshakeTerms(client, node, channel_of(transport, node=True))
         side = self._side_of(head, transport)
         headers = {"Upgrade": PROTOCOL, "Connection": "Upgrade"} | ({SIDE: "yes"} if side is not None else {})
         headers |= node.headers() | {PROVES: terms.node_proof(self._token).hex()}

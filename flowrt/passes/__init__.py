@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from flowrt.base.device import Device
     from flowrt.base.plan import Plan
     from flowrt.graph import Graph, Node, Tensor
-    from flowrt.passes.step import Step
+    from flowrt.passes.step import StepGraph
 
 __all__ = [
     "Client",
@@ -171,13 +171,13 @@ def _lower_all(plans: Mapping[str, Plan], report: Callable[..., None]) -> dict[s
     return lowered
 
 
-def _name_places(step: Step, placement: Mapping[int, Device]) -> dict[str, str]:
+def _name_places(step: StepGraph, placement: Mapping[int, Device]) -> dict[str, str]:
     """By the name of each node, its device's; few devices are named many times."""
     texts = {key: str(device) for key, device in {id(device): device for device in placement.values()}.items()}
     return {node.name: texts[id(placement[node.id])] for node in step.nodes.values()}
 
 
-def _reduce(step: Step, evaluate: Evaluate | None, report: Callable[..., None]) -> Step:
+def _reduce(step: StepGraph, evaluate: Evaluate | None, report: Callable[..., None]) -> StepGraph:
     """What is computed twice once, and constants not at all."""
     before, step = step, merge_common(step)
     report("merge_common", merged=len(before.nodes) - len(step.nodes))
@@ -188,16 +188,16 @@ def _reduce(step: Step, evaluate: Evaluate | None, report: Callable[..., None]) 
 
 
 def _join(
-    step: Step,
+    step: StepGraph,
     placement: Mapping[int, Device],
     supports: Supports,
     fusible: Fusible | None,
     regions: bool,
     report: Callable[..., None],
-) -> tuple[Step, Mapping[int, Device]]:
+) -> tuple[StepGraph, Mapping[int, Device]]:
     """One node of what is best computed together, and variables updated as soon as may be; with the new placement."""
 
-    def rewrite(body: Step, where: Mapping[int, Device]) -> Step:
+    def rewrite(body: StepGraph, where: Mapping[int, Device]) -> StepGraph:
         body, where = simplify(body, where)
         contracted = contract(body, where, supports)
         if fusible is None:
@@ -229,11 +229,11 @@ def _join(
     return hasten(step), where
 
 
-def _count(step: Step, *ops: str) -> int:
+def _count(step: StepGraph, *ops: str) -> int:
     return sum(node.op.name in ops for node in step.nodes.values())
 
 
-def _end(step: Step, placement: Mapping[int, Device], default: Device) -> Device:
+def _end(step: StepGraph, placement: Mapping[int, Device], default: Device) -> Device:
     """The device that makes the first of what is fetched."""
     return next((placement[source] for source, _ in step.fetches if source != FED), default)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
-from flowrt.passes.step import FED, Ref, Step, StepNode, in_order
+from flowrt.passes.step import FED, Ref, StepGraph, StepNode, in_order
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
@@ -45,7 +45,7 @@ class Addition:
 
 
 def find_additions(
-    step: Step, placement: Mapping[int, Device], behind: Mapping[int, int], first: int
+    step: StepGraph, placement: Mapping[int, Device], behind: Mapping[int, int], first: int
 ) -> list[Addition]:
     """The additions that may be spelled out; ``behind`` says of each node what its region waits for.
 
@@ -82,7 +82,7 @@ def _read_for(write: StepNode, number: int) -> StepNode:
     return StepNode(number, op, f"{write.name}/value", (), op.infer([], attrs), attrs, (), write.site)
 
 
-def _readers(step: Step, of: set[int]) -> dict[int, set[int]]:
+def _readers(step: StepGraph, of: set[int]) -> dict[int, set[int]]:
     """Who takes the values of some nodes: nodes, and `FED` for the step's own caller."""
     readers: dict[int, set[int]] = {i: set() for i in of}
     for node in step.nodes.values():
@@ -95,7 +95,7 @@ def _readers(step: Step, of: set[int]) -> dict[int, set[int]]:
     return readers
 
 
-def spell_out(step: Step, additions: Sequence[Addition]) -> Step:
+def spell_out(step: StepGraph, additions: Sequence[Addition]) -> StepGraph:
     """``step`` with the additions as sums and assignments."""
     nodes: dict[int, StepNode] = {}
     by_write = {addition.write.id: addition for addition in additions}
@@ -111,7 +111,7 @@ def spell_out(step: Step, additions: Sequence[Addition]) -> Step:
     return replace(step, nodes=nodes)
 
 
-def put_back(step: Step, additions: Sequence[Addition]) -> Step:
+def put_back(step: StepGraph, additions: Sequence[Addition]) -> StepGraph:
     """``step`` with those additions as they were whose sums still are nodes of their own."""
     nodes = dict(step.nodes)
     for addition in additions:

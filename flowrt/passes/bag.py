@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from flowrt.base.device import Device
     from flowrt.passes.place import Supports
-    from flowrt.passes.step import Step, StepNode
+    from flowrt.passes.step import StepGraph, StepNode
 
 
-def bag(step: Step, placement: Mapping[int, Device], supports: Supports) -> Step:
+def bag(step: StepGraph, placement: Mapping[int, Device], supports: Supports) -> StepGraph:
     """``step`` with sums and means of rows as single nodes, where the device has a kernel for those."""
     readers: dict[int, set[int]] = {node.id: set() for node in step.nodes.values() if node.op.name == "take"}
     if not readers:
@@ -45,7 +45,7 @@ def bag(step: Step, placement: Mapping[int, Device], supports: Supports) -> Step
         return step
 
 
-def _fits(step: Step, rows: int, total: int, placement: Mapping[int, Device], supports: Supports) -> bool:
+def _fits(step: StepGraph, rows: int, total: int, placement: Mapping[int, Device], supports: Supports) -> bool:
     taken, device = step.nodes[rows], placement[rows]
     dtypes = [*(step.spec(ref).dtype for ref in taken.inputs), taken.outputs[0].dtype]
     if not bag_axes(step, taken, step.nodes[total]) or placement[total] != device:
@@ -53,7 +53,7 @@ def _fits(step: Step, rows: int, total: int, placement: Mapping[int, Device], su
     return supports("bag", dtypes, device.kind or "")
 
 
-def _joined(step: Step, pairs: Mapping[int, int]) -> Step:
+def _joined(step: StepGraph, pairs: Mapping[int, int]) -> StepGraph:
     """``step`` with ``pairs`` of rows and their sum as single nodes."""
 
     def waits(of: tuple[int, ...]) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ def _joined(step: Step, pairs: Mapping[int, int]) -> Step:
     return replace(step, nodes=in_order(nodes))
 
 
-def _bag(step: Step, rows: StepNode, total: StepNode) -> StepNode:
+def _bag(step: StepGraph, rows: StepNode, total: StepNode) -> StepNode:
     reduction = total.op.traits.reduction
     return replace(
         total,
@@ -82,7 +82,7 @@ def _bag(step: Step, rows: StepNode, total: StepNode) -> StepNode:
     )
 
 
-def bag_axes(step: Step, rows: StepNode, total: StepNode) -> int:
+def bag_axes(step: StepGraph, rows: StepNode, total: StepNode) -> int:
     """Over how many of the indices' last axes the rows are summed; 0 where it is another sum."""
     reduction = total.op.traits.reduction
     if reduction is None or not reduction.adds or total.attrs["keepdims"]:

@@ -15,17 +15,17 @@ from flowrt.base.errors import Site
 from flowrt.base.plan import Plan, PlanNode
 from flowrt.op import lookup
 from flowrt.ops.body import changes_state
-from flowrt.passes.step import FED, Ref, Step, StepNode
+from flowrt.passes.step import FED, Ref, StepGraph, StepNode
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
     from flowrt.base.device import Device
     from flowrt.graph import Graph
 
-Rewrite = Callable[[Step, Mapping[int, "Device"]], Step]
+Rewrite = Callable[[StepGraph, Mapping[int, "Device"]], StepGraph]
 
 
-def rewrite_bodies(step: Step, placement: Mapping[int, Device], rewrite: Rewrite) -> Step:
+def rewrite_bodies(step: StepGraph, placement: Mapping[int, Device], rewrite: Rewrite) -> StepGraph:
     """``step`` whose bodies, at any depth, are what ``rewrite`` makes of them and of where their nodes run."""
     nodes = dict(step.nodes)
     for node in step.nodes.values():
@@ -47,7 +47,7 @@ def _body(body: Plan, graph: Graph, device: Device, rewrite: Rewrite) -> Plan:
     return _as_plan(rewrite(rewrite_bodies(step, placement, rewrite), placement), body)
 
 
-def _as_step(body: Plan, graph: Graph) -> Step:
+def _as_step(body: Plan, graph: Graph) -> StepGraph:
     """The nodes of ``body`` by their positions."""
     refs: list[Ref] = [(FED, i) for i in range(len(body.feeds))]
     nodes: dict[int, StepNode] = {}
@@ -57,10 +57,12 @@ def _as_step(body: Plan, graph: Graph) -> Step:
             position, lookup(node.op), node.name, inputs, node.outputs, node.attrs, node.control, site
         )
         refs += [(position, i) for i in range(len(node.outputs))]
-    return Step(graph, nodes, (), tuple(feed.spec for feed in body.feeds), tuple(refs[v] for v in body.fetches), ())
+    return StepGraph(
+        graph, nodes, (), tuple(feed.spec for feed in body.feeds), tuple(refs[v] for v in body.fetches), ()
+    )
 
 
-def _as_plan(step: Step, body: Plan) -> Plan:
+def _as_plan(step: StepGraph, body: Plan) -> Plan:
     """``step`` as the plan of ``body``, with its feeds."""
     values: dict[Ref, int] = {(FED, i): i for i in range(len(body.feeds))}
     position: dict[int, int] = {}

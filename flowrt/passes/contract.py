@@ -15,7 +15,7 @@ from flowrt.base.errors import GraphError
 from flowrt.base.traits import TRAITS
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
-from flowrt.passes.step import FED, Ref, Step, StepNode, guards_of, in_order
+from flowrt.passes.step import FED, Ref, StepGraph, StepNode, guards_of, in_order
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
@@ -35,7 +35,7 @@ class _Chain:
     members: tuple[StepNode, ...]
 
 
-def contract(step: Step, placement: Mapping[int, Device], supports: Supports) -> Step:
+def contract(step: StepGraph, placement: Mapping[int, Device], supports: Supports) -> StepGraph:
     """``step`` with products, biases and activations as single nodes, where the device has a kernel for those."""
     if not any(_biased(node) for node in step.nodes.values()):
         return step
@@ -52,7 +52,7 @@ def contract(step: Step, placement: Mapping[int, Device], supports: Supports) ->
         return step
 
 
-def contracted(step: Step) -> int:
+def contracted(step: StepGraph) -> int:
     """How many nodes `contract` has made."""
     made = {traits.contraction.biased for traits in TRAITS.values() if traits.contraction is not None}
     return sum(node.op.name in made for node in step.nodes.values())
@@ -67,7 +67,7 @@ def _biased(node: StepNode) -> str | None:
 class _Readers:
     """Who takes the values of each node of a placed step."""
 
-    def __init__(self, step: Step, placement: Mapping[int, Device]) -> None:
+    def __init__(self, step: StepGraph, placement: Mapping[int, Device]) -> None:
         self.placement = placement
         self._asked = {*step.targets, *(source for source, _ in step.fetches)}
         self._switches = bool(guards_of(step))
@@ -89,7 +89,7 @@ class _Readers:
         return found[0]
 
 
-def _chain(step: Step, product: StepNode, readers: _Readers, supports: Supports) -> _Chain | None:
+def _chain(step: StepGraph, product: StepNode, readers: _Readers, supports: Supports) -> _Chain | None:
     """What ``product`` begins, if anything."""
     fused = _biased(product)
     if fused is None:

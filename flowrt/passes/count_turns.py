@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.passes.step import FED, Step, StepNode
+from flowrt.passes.step import FED, StepGraph, StepNode
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -28,7 +28,7 @@ MOST_STACKED = 16 << 20
 """Bytes that a loop inside a body may stack."""
 
 
-def count_turns(step: Step, *, inside: bool = False) -> Step:
+def count_turns(step: StepGraph, *, inside: bool = False) -> StepGraph:
     """``step``, or one ``inside`` a body, whose loops have a limit for a condition where that says as much."""
     found: dict[int, StepNode] = {}
     for node in step.nodes.values():
@@ -48,7 +48,7 @@ def _row_bytes(stack: Spec) -> float:
     return math.inf if None in row else math.prod(n or 0 for n in row) * stack.dtype.itemsize
 
 
-def _known_turns(step: Step, node: StepNode) -> int | None:
+def _known_turns(step: StepGraph, node: StepNode) -> int | None:
     attrs: Any = node.attrs
     if node.op.name != "loop" or attrs["cond"] is None or attrs["limit"] is not None or attrs["counted"]:
         return None
@@ -82,7 +82,7 @@ def _turns(name: str, first: int, step: int, limit: int) -> int | None:
     return -((first - limit) // step) if step > 0 else None
 
 
-def _step_of(step: Step, node: StepNode, body: Plan, counter: int) -> int | None:
+def _step_of(step: StepGraph, node: StepNode, body: Plan, counter: int) -> int | None:
     """What a turn adds to the counter."""
     maker = _maker(body, body.fetches[counter])
     if maker is None or maker.op not in ("add", "subtract") or counter not in maker.inputs:
@@ -94,7 +94,7 @@ def _step_of(step: Step, node: StepNode, body: Plan, counter: int) -> int | None
     return -found if found is not None and maker.op == "subtract" else found
 
 
-def _number(step: Step, node: StepNode, body: Plan, value: int, skipped: int) -> int | None:
+def _number(step: StepGraph, node: StepNode, body: Plan, value: int, skipped: int) -> int | None:
     """The integer scalar that a value of a body is in every turn; its feeds lack so many of the loop's inputs, between
     what is carried and what is captured."""
     if value < len(body.feeds):
@@ -111,7 +111,7 @@ def _maker(body: Plan, value: int) -> PlanNode | None:
     return body.nodes[number] if number is not None and len(body.nodes[number].outputs) == 1 else None
 
 
-def _constant(step: Step, node: StepNode, position: int) -> int | None:
+def _constant(step: StepGraph, node: StepNode, position: int) -> int | None:
     """The integer scalar that an input of the loop is in every run."""
     source, _ = node.inputs[position]
     maker = None if source == FED else step.nodes[source]

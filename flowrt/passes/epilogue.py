@@ -19,7 +19,7 @@ from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
 from flowrt.passes.fuse import Fusible, markers, moved, outside
 from flowrt.passes.sizes import Sizes
-from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
+from flowrt.passes.step import NO_GUARDS, Ref, StepGraph, StepNode, guards_of, in_order
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
@@ -35,7 +35,7 @@ class _Pair:
     kept: bool
 
 
-def append_epilogues(step: Step, placement: Mapping[int, Device], fusible: Fusible) -> Step:
+def append_epilogues(step: StepGraph, placement: Mapping[int, Device], fusible: Fusible) -> StepGraph:
     """``step`` with nodes ``with_epilogue`` for products and what is computed entry by entry of them."""
     products = [node for node in step.nodes.values() if node.op.traits.contraction is not None]
     if not products:
@@ -54,7 +54,7 @@ def append_epilogues(step: Step, placement: Mapping[int, Device], fusible: Fusib
     return _rewritten(step, pairs)
 
 
-def _followers(step: Step) -> dict[int, set[int]]:
+def _followers(step: StepGraph) -> dict[int, set[int]]:
     followers: dict[int, set[int]] = {i: set() for i in step.nodes}
     for node in step.nodes.values():
         for source in node.before:
@@ -65,7 +65,7 @@ def _followers(step: Step) -> dict[int, set[int]]:
 class _Pairing:
     """What of a step each product may be joined with."""
 
-    def __init__(self, step: Step, placement: Mapping[int, Device], fusible: Fusible) -> None:
+    def __init__(self, step: StepGraph, placement: Mapping[int, Device], fusible: Fusible) -> None:
         self._step, self._placement, self._fusible = step, placement, fusible
         self._place = {i: number for number, i in enumerate(step.nodes)}
         self._followers = _followers(step)
@@ -113,7 +113,7 @@ def _same_shape(product: StepNode, reader: StepNode, sizes: Sizes) -> bool:
     return all(sizes.no_larger(ref, axis, (product.id, 0)) for ref in others for axis in unknown)
 
 
-def _entrywise(step: Step, node: StepNode, fusible: Fusible, kind: str) -> bool:
+def _entrywise(step: StepGraph, node: StepNode, fusible: Fusible, kind: str) -> bool:
     """Whether a node's results lie entry for entry as what it takes, but for axes that it folds to 1."""
     if node.op.name == "fused":
         folds = [dict(attrs)["keepdims"] for op, _, _, attrs in _members(node) if reduction_of(op) is not None]
@@ -126,7 +126,7 @@ def _members(node: StepNode) -> Any:
     return node.attrs["members"]
 
 
-def _rewritten(step: Step, pairs: Mapping[int, _Pair]) -> Step:
+def _rewritten(step: StepGraph, pairs: Mapping[int, _Pair]) -> StepGraph:
     if not pairs:
         return step
     home = {i: reader for reader, pair in pairs.items() for i in (pair.product.id, reader)}

@@ -12,7 +12,7 @@ from flowrt.base.attributes import Attr, attr_key
 from flowrt.base.errors import FlowrtError, InternalError
 from flowrt.base.spec import Spec, spec_of, value_known
 from flowrt.op import Op, lookup
-from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, infer, keep_needed
+from flowrt.passes.step import NO_GUARDS, Ref, StepGraph, StepNode, guards_of, infer, keep_needed
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Evaluate: TypeAlias = Callable[[Op, Sequence[Array], Mapping[str, Attr]], tuple[Array, ...]]
@@ -29,7 +29,7 @@ BODIES = frozenset({"loop", "cond"})
 LEFT = STRUCTURAL | BODIES
 
 
-def fold_constants(step: Step, evaluate: Evaluate | None, largest: int = LARGEST) -> Step:
+def fold_constants(step: StepGraph, evaluate: Evaluate | None, largest: int = LARGEST) -> StepGraph:
     """Put a constant where a node's value is known: from inference (the shape of a tensor), or by ``evaluate``.
 
     What a step must decide stays: state, effects and what is behind them, nodes that wait for others or lie on a side
@@ -67,7 +67,7 @@ def _remembering(evaluate: Evaluate) -> Evaluate:
     return remembered
 
 
-def _behind_changes(step: Step) -> set[int]:
+def _behind_changes(step: StepGraph) -> set[int]:
     """The nodes that change state or wait, and all behind them: to fold one could be to leave a change out."""
     found: set[int] = set()
     for node in step.nodes.values():
@@ -77,7 +77,7 @@ def _behind_changes(step: Step) -> set[int]:
     return found
 
 
-def _inferred_again(step: Step, node: StepNode, changed: Mapping[Ref, Spec]) -> StepNode:
+def _inferred_again(step: StepGraph, node: StepNode, changed: Mapping[Ref, Spec]) -> StepNode:
     if changed.keys().isdisjoint(node.inputs):
         return node
     outputs = infer(node, [changed.get(ref) or step.spec(ref) for ref in node.inputs])

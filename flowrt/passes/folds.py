@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import normal_axes
 from flowrt.op import lookup
-from flowrt.passes.step import Step, StepNode, keep_needed
+from flowrt.passes.step import StepGraph, StepNode, keep_needed
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
 
 
-def is_fold(step: Step, node: StepNode) -> bool:
+def is_fold(step: StepGraph, node: StepNode) -> bool:
     """Whether ``node`` makes one of many entries of a tensor whose rank is known."""
     if node.op.traits.reduction is None:
         return False
@@ -24,7 +24,7 @@ def is_fold(step: Step, node: StepNode) -> bool:
     return taken.dims is not None and made.dims is not None
 
 
-def sums_over_axes(step: Step) -> Step:
+def sums_over_axes(step: StepGraph) -> StepGraph:
     """``step`` with ``sum_to`` a known shape as the plain sum that it is, where it is one, and sums of one as that."""
     nodes = {i: _plainer(step, node) for i, node in step.nodes.items()}
     if all(nodes[i] is node for i, node in step.nodes.items()):
@@ -32,14 +32,14 @@ def sums_over_axes(step: Step) -> Step:
     return keep_needed(step, nodes)
 
 
-def _plainer(step: Step, node: StepNode) -> StepNode:
+def _plainer(step: StepGraph, node: StepNode) -> StepNode:
     if node.op.name == "sum_to":
         return _over_axes(step, node)
     reduction = node.op.traits.reduction
     return _of_one(step, node) if reduction is not None and reduction.in_rows else node
 
 
-def _of_one(step: Step, node: StepNode) -> StepNode:
+def _of_one(step: StepGraph, node: StepNode) -> StepNode:
     """A fold over axes of size 1 as the other shape that it is."""
     taken = step.spec(node.inputs[0])
     if taken.dims is None or taken.dtype != node.outputs[0].dtype:
@@ -52,7 +52,7 @@ def _of_one(step: Step, node: StepNode) -> StepNode:
     return replace(node, op=lookup("squeeze"), attrs={"axis": axes})
 
 
-def _over_axes(step: Step, node: StepNode) -> StepNode:
+def _over_axes(step: StepGraph, node: StepNode) -> StepNode:
     taken, out = step.spec(node.inputs[0]), node.outputs[0]
     if taken.dims is None or not out.known:
         return node

@@ -29,7 +29,7 @@ from flowrt.op import lookup
 from flowrt.passes.additions import find_additions, put_back, spell_out
 from flowrt.passes.folds import is_fold, sums_over_axes
 from flowrt.passes.rows import common_rows, folded_axes, is_link, may_take
-from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
+from flowrt.passes.step import FED, NO_GUARDS, Ref, StepGraph, StepNode, guards_of, in_order
 from flowrt.passes.views import find_views, join_parts
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class _Group:
 
 
 def fuse(
-    step: Step, placement: Mapping[int, Device], fusible: Fusible, *, regions: bool = True
-) -> tuple[Step, dict[int, Device]]:
+    step: StepGraph, placement: Mapping[int, Device], fusible: Fusible, *, regions: bool = True
+) -> tuple[StepGraph, dict[int, Device]]:
     """``step`` with groups of elementwise nodes as nodes ``fused``, and where its nodes run.
 
     A group bears the id and name of its last member. ``regions`` says whether what waits for the same effects runs as
@@ -92,7 +92,9 @@ def fuse(
 # ── which nodes may stand together ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _keys(step: Step, placement: Mapping[int, Device], behind: Mapping[int, int], fusible: Fusible) -> dict[int, _Key]:
+def _keys(
+    step: StepGraph, placement: Mapping[int, Device], behind: Mapping[int, int], fusible: Fusible
+) -> dict[int, _Key]:
     """For every node that can be fused, what it must share with the others of its group."""
     guards = guards_of(step)
     keys: dict[int, _Key] = {}
@@ -110,7 +112,7 @@ def _keys(step: Step, placement: Mapping[int, Device], behind: Mapping[int, int]
     return keys
 
 
-def _is_member(step: Step, node: StepNode) -> bool:
+def _is_member(step: StepGraph, node: StepNode) -> bool:
     if node.op.effect or node.op.stateful or len(node.outputs) != 1 or not node.inputs:
         return False
     out = node.outputs[0]
@@ -121,13 +123,13 @@ def _is_member(step: Step, node: StepNode) -> bool:
     return not node.attrs or not any(isinstance(value, np.ndarray) for value in node.attrs.values())
 
 
-def _scalar_op(step: Step, node: StepNode) -> tuple[str, tuple[Any, ...]]:
+def _scalar_op(step: StepGraph, node: StepNode) -> tuple[str, tuple[Any, ...]]:
     """What computes an entry of a node's result, and on which dtypes: a sum of many is a chain of sums of two."""
     dtypes = (*[step.spec(ref).dtype for ref in node.inputs], node.outputs[0].dtype)
     return ("add", dtypes[:1] * 3) if node.op.name == "add_n" else (node.op.name, dtypes)
 
 
-def markers(step: Step, placement: Mapping[int, Device]) -> dict[int, int]:
+def markers(step: StepGraph, placement: Mapping[int, Device]) -> dict[int, int]:
     """What each node waits for that may take its time, as the bits of one integer: effects, switches, other devices."""
     behind: dict[int, int] = {}
     bits: dict[int, int] = {}
@@ -149,7 +151,7 @@ def markers(step: Step, placement: Mapping[int, Device]) -> dict[int, int]:
 class _Grouping:
     """The nodes of a step as they are done one by one, and the groups open among them."""
 
-    def __init__(self, step: Step, keys: Mapping[int, _Key]) -> None:
+    def __init__(self, step: StepGraph, keys: Mapping[int, _Key]) -> None:
         self._step, self._keys = step, keys
         self._position = {i: place for place, i in enumerate(step.nodes)}
         self._followers: dict[int, list[int]] = {}
@@ -306,7 +308,7 @@ class _Grouping:
 # ── the rewriting ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rewritten(step: Step, grouped: Sequence[Sequence[int]], where: Mapping[int, Device], first: int) -> Step:
+def _rewritten(step: StepGraph, grouped: Sequence[Sequence[int]], where: Mapping[int, Device], first: int) -> StepGraph:
     """``step`` with each of the groups as one node; nodes from ``first`` on were added by this pass."""
     users = users_of(step)
     inside = {i for members in grouped for i in members}
@@ -337,12 +339,12 @@ def _rewritten(step: Step, grouped: Sequence[Sequence[int]], where: Mapping[int,
     )
 
 
-def _views_of(step: Step, members: Sequence[int], views: Collection[int]) -> list[int]:
+def _views_of(step: StepGraph, members: Sequence[int], views: Collection[int]) -> list[int]:
     """The views that a group reads."""
     return list(dict.fromkeys(source for i in members for source, _ in step.nodes[i].inputs if source in views))
 
 
-def users_of(step: Step) -> dict[int, set[int]]:
+def users_of(step: StepGraph) -> dict[int, set[int]]:
     """Who takes each node's values: nodes, and `FED` for the step's own caller."""
     users: dict[int, set[int]] = {i: set() for i in step.nodes}
     for node in step.nodes.values():
@@ -355,7 +357,7 @@ def users_of(step: Step) -> dict[int, set[int]]:
     return users
 
 
-def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref], number: int) -> StepNode:
+def _fused_node(step: StepGraph, members: Sequence[int], leaving: Sequence[Ref], number: int) -> StepNode:
     """The node of a group, under the id and name of its member ``number``."""
     nodes = [step.nodes[i] for i in members]
     inside = set(members)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from flowrt.base.device import Device
     from flowrt.passes.place import Supports
-    from flowrt.passes.step import Step, StepNode
+    from flowrt.passes.step import StepGraph, StepNode
 
 READ, TAKE = "read_variable", "take"
 SMALL = 1 << 12
@@ -34,7 +34,7 @@ class _Use:
     whole: bool = False
 
 
-def move_gathers(step: Step, placement: Mapping[int, Device], supports: Supports) -> Mapping[int, Device]:
+def move_gathers(step: StepGraph, placement: Mapping[int, Device], supports: Supports) -> Mapping[int, Device]:
     """``placement`` with every gather of a variable's rows where the fewest bytes travel."""
     if len({device.host for device in placement.values()}) < 2 or not _any_take(step):
         return placement
@@ -53,7 +53,7 @@ def move_gathers(step: Step, placement: Mapping[int, Device], supports: Supports
     return moved
 
 
-def put_together(step: Step) -> dict[str, int]:
+def put_together(step: StepGraph) -> dict[str, int]:
     """The bytes of each variable that is split by rows and that the step reads whole, so that all its parts travel."""
     found: dict[str, int] = {}
     names = {partition.shards: partition.name for partition in step.graph.partitions.values() if partition.rows}
@@ -65,16 +65,16 @@ def put_together(step: Step) -> dict[str, int]:
     return found
 
 
-def _read_name(step: Step, source: int) -> str:
+def _read_name(step: StepGraph, source: int) -> str:
     node = step.nodes.get(source)
     return node.resource[1] if node is not None and node.op.name == READ and node.resource is not None else ""
 
 
-def _any_take(step: Step) -> bool:
+def _any_take(step: StepGraph) -> bool:
     return any(node.op.name == TAKE for node in step.nodes.values())
 
 
-def readers(step: Step) -> dict[int, list[StepNode]]:
+def readers(step: StepGraph) -> dict[int, list[StepNode]]:
     """The nodes that use each node's outputs, those of takes and reads alone."""
     found: dict[int, list[StepNode]] = {node.id: [] for node in step.nodes.values() if node.op.name in (TAKE, READ)}
     for node in step.nodes.values():
@@ -85,7 +85,7 @@ def readers(step: Step) -> dict[int, list[StepNode]]:
 
 
 def _uses(
-    step: Step, read: StepNode, placement: Mapping[int, Device], consumers: Mapping[int, Sequence[StepNode]]
+    step: StepGraph, read: StepNode, placement: Mapping[int, Device], consumers: Mapping[int, Sequence[StepNode]]
 ) -> dict[str, _Use]:
     """By task, other than the variable's own: what it wants of the variable."""
     home, found = placement[read.id].host, dict[str, _Use]()
@@ -105,20 +105,20 @@ def _only(tasks: Sequence[str]) -> str:
     return tasks[0] if len(set(tasks)) == 1 else ""
 
 
-def takes_rows(step: Step, node: StepNode, read: StepNode) -> bool:
+def takes_rows(step: StepGraph, node: StepNode, read: StepNode) -> bool:
     """Whether ``node`` takes rows of the variable that ``read`` reads, and has no other use of it."""
     table = (read.id, 0)
     rank = len(step.spec(table).dims or ())
     return node.op.name == TAKE and node.inputs[0] == table != node.inputs[1] and node.attrs["axis"] in (0, -rank)
 
 
-def fewer_than_all(step: Step, read: StepNode, takes: Sequence[StepNode]) -> bool:
+def fewer_than_all(step: StepGraph, read: StepNode, takes: Sequence[StepNode]) -> bool:
     """Whether what ``takes`` take of a variable, or may, is worth asking for, rather than all of it."""
     nbytes = read.outputs[0].nbytes
     return nbytes > SMALL and sum(_travelling(step, take) for take in takes) < nbytes
 
 
-def _travelling(step: Step, take: StepNode) -> int:
+def _travelling(step: StepGraph, take: StepNode) -> int:
     """The bytes of a gather's indices and rows as far as they are known."""
     specs = take.outputs[0], step.spec(take.inputs[1])
     return sum(spec.nbytes for spec in specs if spec.known)
@@ -133,14 +133,14 @@ def _wanted_at(
     return placement[consumers[take.id][0].id]
 
 
-def runs_on(step: Step, node: StepNode, where: Device, supports: Supports) -> bool:
+def runs_on(step: StepGraph, node: StepNode, where: Device, supports: Supports) -> bool:
     """Whether there is a kernel for ``node``, as its inputs are, on that device."""
     dtypes = [*(step.spec(ref).dtype for ref in node.inputs), *(spec.dtype for spec in node.outputs)]
     return supports(node.op.name, dtypes, where.kind or "")
 
 
 def _move_sum(
-    step: Step, take: StepNode, users: Sequence[StepNode], moved: dict[int, Device], supports: Supports
+    step: StepGraph, take: StepNode, users: Sequence[StepNode], moved: dict[int, Device], supports: Supports
 ) -> None:
     """Have the sum or mean of each bag of rows, where nobody else reads these, be computed where they are taken."""
     where = moved[take.id]

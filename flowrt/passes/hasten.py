@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from flowrt.passes.step import FED
 
 if TYPE_CHECKING:
-    from flowrt.passes.step import Step, StepNode
+    from flowrt.passes.step import StepGraph, StepNode
 
 
-def hasten(step: Step) -> Step:
+def hasten(step: StepGraph) -> StepGraph:
     """``step`` with updates moved ahead of what they need not wait for."""
     groups = _groups(step.nodes, {source for source, _ in step.fetches})
     members: dict[int, list[int]] = {}

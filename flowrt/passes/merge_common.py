@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrt.base.attributes import attr_key
-from flowrt.passes.step import Ref, Step, StepNode, keep_needed
+from flowrt.passes.step import Ref, StepGraph, StepNode, keep_needed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
 
-def merge_common(step: Step) -> Step:
+def merge_common(step: StepGraph) -> StepGraph:
     """Let one node stand for all that apply the same op to the same inputs, for the same devices.
 
     Nodes that touch state or wait are each their own: two draws of random numbers stay two.
@@ -48,7 +48,7 @@ def _redirect(node: StepNode, stands_for: dict[int, int]) -> StepNode:
     return node.rewired(inputs, tuple(dict.fromkeys([stands_for.get(c, c) for c in node.control])), node.after)
 
 
-def _key(step: Step, node: StepNode) -> Hashable:
+def _key(step: StepGraph, node: StepNode) -> Hashable:
     origin = step.graph.nodes[node.id]
     attrs = tuple([(name, attr_key(value)) for name, value in sorted(node.attrs.items()) if value is not None])
     beside = frozenset([n.index for n in origin.colocate])

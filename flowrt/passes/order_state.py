@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise, product
 
 from flowrt.base.errors import GraphError
-from flowrt.passes.step import NO_GUARDS, Guard, Step, StepNode, guards_of, in_order
+from flowrt.passes.step import NO_GUARDS, Guard, StepGraph, StepNode, guards_of, in_order
 
 READ = "read_variable"
 
@@ -26,7 +26,7 @@ class _Accesses:
     writes: list[StepNode] = field(default_factory=list)
 
 
-def order_state(step: Step) -> Step:
+def order_state(step: StepGraph) -> StepGraph:
     """``step`` with control edges from reads to writes; raises `GraphError` where the program leaves the order open."""
     accesses = {key: found for key, found in _accesses(step).items() if found.writes}
     if not accesses:
@@ -41,7 +41,7 @@ def order_state(step: Step) -> Step:
     return replace(step, nodes=in_order(nodes))
 
 
-def _accesses(step: Step) -> dict[tuple[str, str], _Accesses]:
+def _accesses(step: StepGraph) -> dict[tuple[str, str], _Accesses]:
     out: dict[tuple[str, str], _Accesses] = {}
     for node in step.nodes.values():
         for key in node.resources:

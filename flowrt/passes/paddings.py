@@ -17,7 +17,7 @@ from flowrt.base.traits import Arranged, traits_of
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
 from flowrt.passes.fuse import MAX_INPUTS, Fusible, markers, member_of, moved, outside, users_of
-from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
+from flowrt.passes.step import FED, NO_GUARDS, Ref, StepGraph, StepNode, guards_of, in_order
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
@@ -28,7 +28,7 @@ PAD = "pad"
 LARGE = 1 << 14  # entries
 
 
-def join_paddings(step: Step, placement: Mapping[int, Device], fusible: Fusible) -> Step:
+def join_paddings(step: StepGraph, placement: Mapping[int, Device], fusible: Fusible) -> StepGraph:
     """``step`` with nodes ``fused`` around paddings."""
     pads = [node for node in step.nodes.values() if node.op.name == PAD and _is_large(node)]
     if not pads:
@@ -60,7 +60,7 @@ def _is_large(node: StepNode) -> bool:
     return dims is not None and None not in dims and math.prod(n for n in dims if n is not None) >= LARGE
 
 
-def _reader(step: Step, pad: StepNode, users: Mapping[int, Collection[int]]) -> StepNode | None:
+def _reader(step: StepGraph, pad: StepNode, users: Mapping[int, Collection[int]]) -> StepNode | None:
     """The only node that reads a padding and waits for it."""
     if len(users[pad.id]) != 1 or FED in users[pad.id] or pad.id in step.targets:
         return None
@@ -69,7 +69,7 @@ def _reader(step: Step, pad: StepNode, users: Mapping[int, Collection[int]]) -> 
 
 
 def _goes_over_entries(
-    step: Step,
+    step: StepGraph,
     node: StepNode,
     dims: Shape | None,
     fusible: Fusible,
@@ -102,7 +102,7 @@ def _taken(nodes: Collection[StepNode]) -> tuple[Ref, ...]:
     return tuple(dict.fromkeys(ref for node in nodes for ref in node.inputs if ref[0] not in inside))
 
 
-def _rewritten(step: Step, joined: Mapping[int, Sequence[StepNode]]) -> Step:
+def _rewritten(step: StepGraph, joined: Mapping[int, Sequence[StepNode]]) -> StepGraph:
     home = {node.id: last for last, nodes in joined.items() for node in nodes}
     made = {last: _node(nodes) for last, nodes in joined.items()}
     left = (node for node in step.nodes.values() if home.get(node.id, node.id) == node.id)

@@ -20,7 +20,7 @@ from flowrt.base.plan import Plan, PlanFeed, PlanNode
 from flowrt.base.traits import Elsewhere, traits_of
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup, sizing
-from flowrt.passes.step import FED, Ref, Step, StepNode, in_order
+from flowrt.passes.step import FED, Ref, StepGraph, StepNode, in_order
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
@@ -55,7 +55,7 @@ class Client:
 
 
 @valueclass
-class Parts:
+class Partitioned:
     """A step in parts: a plan per task, the client's part, and how many values cross."""
 
     plans: Mapping[str, Plan]
@@ -63,7 +63,9 @@ class Parts:
     transfers: int
 
 
-def partition(step: Step, placement: Mapping[int, Device], *, home: Device | None, client: str | None) -> Parts:
+def partition(
+    step: StepGraph, placement: Mapping[int, Device], *, home: Device | None, client: str | None
+) -> Partitioned:
     """The plans of ``step``, whose nodes run where ``placement`` says: one for every task that has nodes.
 
     Feeds and fetches cross to and from the ``client``. Without one they are those of the plan of the task of ``home``,
@@ -75,13 +77,15 @@ def partition(step: Step, placement: Mapping[int, Device], *, home: Device | Non
     if client is None:
         return cut.closed()
     fetches = tuple(cut.answer(ref) for ref in step.fetches)
-    return Parts(cut.plans(), Client(client, cut.feeds(), fetches), cut.transfers)
+    return Partitioned(cut.plans(), Client(client, cut.feeds(), fetches), cut.transfers)
 
 
 class _Cut:
     """The nodes of the parts as they come together: those of the step, and the transfers between them."""
 
-    def __init__(self, step: Step, placement: Mapping[int, Device], home: Device | None, client: str | None) -> None:
+    def __init__(
+        self, step: StepGraph, placement: Mapping[int, Device], home: Device | None, client: str | None
+    ) -> None:
         self._step, self._home, self._client = step, home, client
         self._device = dict(placement)
         self._nodes: dict[int, StepNode] = {}
@@ -291,7 +295,7 @@ class _Cut:
 
     # ── plans ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def closed(self) -> Parts:
+    def closed(self) -> Partitioned:
         """The plans of a step that has no client: it is fed, and answers, where it runs."""
         feeds = [
             PlanFeed(t.op.name, spec, str(t.op.site))
@@ -299,12 +303,14 @@ class _Cut:
         ]
         if self._home is None:
             plans = {task: self._plan(task, nodes, _fed_to(nodes, feeds)) for task, nodes in self._by_task()}
-            return Parts(plans, None, self.transfers)
+            return Partitioned(plans, None, self.transfers)
         home = self._home.host
         fetches = tuple([self._bring_home(ref, self._home) for ref in self._step.fetches])
         by_task: dict[str, list[StepNode]] = {home: [], **dict(self._by_task())}
         own = self._plan(home, by_task.pop(home), dict(enumerate(feeds)), fetches)
-        return Parts({home: own, **{t: self._plan(t, nodes) for t, nodes in by_task.items()}}, None, self.transfers)
+        return Partitioned(
+            {home: own, **{t: self._plan(t, nodes) for t, nodes in by_task.items()}}, None, self.transfers
+        )
 
     def plans(self) -> dict[str, Plan]:
         """One plan for every task that has something to do."""

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
     from flowrt.base.device import Device
     from flowrt.passes.place import Supports
-    from flowrt.passes.step import Ref, Step, StepNode
+    from flowrt.passes.step import Ref, StepGraph, StepNode
 
 STARTS, FOUND, ORDER, BACK = range(4)
 """What `route_rows` answers."""
 
 
-def take_together(step: Step, placement: Mapping[int, Device], supports: Supports) -> Step:
+def take_together(step: StepGraph, placement: Mapping[int, Device], supports: Supports) -> StepGraph:
     """``step`` with lookups in parts that lie together, and moves of their rows, each as one."""
     if all(node.op.name != "part_of" for node in step.nodes.values()):
         return step
@@ -53,7 +53,7 @@ def take_together(step: Step, placement: Mapping[int, Device], supports: Support
 class _Found:
     """The lookups and moves of a placed step that are done in one place; ``instead`` of nodes, by id, others stand."""
 
-    def __init__(self, step: Step, placement: Mapping[int, Device], supports: Supports) -> None:
+    def __init__(self, step: StepGraph, placement: Mapping[int, Device], supports: Supports) -> None:
         self._step, self._placement, self._supports = step, placement, supports
         self._readers: dict[int, list[StepNode]] = {}
         for node in step.nodes.values():

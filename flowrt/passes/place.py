@@ -19,7 +19,7 @@ import numpy as np
 from flowrt.base.device import ANYWHERE, HOST_KIND, Device
 from flowrt.base.errors import PlacementError
 from flowrt.graph import Node
-from flowrt.passes.step import FED, Step, StepNode
+from flowrt.passes.step import FED, StepGraph, StepNode
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Resource
@@ -49,7 +49,7 @@ class _Family:
 
 
 def place(
-    step: Step,
+    step: StepGraph,
     *,
     devices: Sequence[Device],
     default: Device,
@@ -202,7 +202,7 @@ def _spread(graph: Graph, tied: Mapping[Home, _Family], chooser: _Chooser) -> di
     return found
 
 
-def _choose(step: Step, mine: Mapping[int, _Family], tied: Mapping[Home, _Family], chooser: _Chooser) -> None:
+def _choose(step: StepGraph, mine: Mapping[int, _Family], tied: Mapping[Home, _Family], chooser: _Chooser) -> None:
     """Give every family of the step a device: those tied down first, then along the edges."""
     spread = _spread(step.graph, tied, chooser) if step.graph.partitions else {}
     for family in mine.values():
@@ -242,12 +242,12 @@ def _follow(family: _Family, others: Sequence[Device | None], chooser: _Chooser)
         family.device = chooser.pick(family, placed)
 
 
-def _sources(step: Step, node: StepNode, mine: Mapping[int, _Family]) -> list[Device | None]:
+def _sources(step: StepGraph, node: StepNode, mine: Mapping[int, _Family]) -> list[Device | None]:
     """Where the inputs of ``node`` are. Reading a variable attracts nobody: parameters travel to their users."""
     return [mine[i].device for i, _ in node.inputs if i != FED and step.nodes[i].op.name != "read_variable"]
 
 
-def _consumers(step: Step) -> dict[int, list[int]]:
+def _consumers(step: StepGraph) -> dict[int, list[int]]:
     """The users of each node's outputs. Writing a variable attracts only what has no inputs, such as constants."""
     out: dict[int, list[int]] = {}
     for node in step.nodes.values():
@@ -263,7 +263,7 @@ class _Chooser:
 
     def __init__(
         self,
-        step: Step,
+        step: StepGraph,
         devices: tuple[Device, ...],
         default: Device,
         supports: Supports,

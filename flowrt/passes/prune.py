@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import FeedError, GraphError
 from flowrt.graph import Node, Tensor
-from flowrt.passes.step import FED, Ref, Step, StepNode, infer
+from flowrt.passes.step import FED, Ref, StepGraph, StepNode, infer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 READ = "read_variable"
 
 
-def prune(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feeds: Sequence[Tensor]) -> Step:
+def prune(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feeds: Sequence[Tensor]) -> StepGraph:
     """The step that computes ``fetches`` and runs ``targets``, in which ``feeds`` stand for what computes them.
 
     Raises `GraphError` for a foreign fetch, target or feed, and `FeedError` for a placeholder that no feed replaces.
@@ -29,7 +29,7 @@ def prune(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feed
     needed = _needed([t.op for t in fetches if t not in fed] + list(targets), fed)
     specs = tuple(tensor.spec.without_value() for tensor in feeds)
     nodes = _cut_out([graph.nodes[index] for index in sorted(needed)], fed, specs)
-    return Step(
+    return StepGraph(
         graph, nodes, tuple(feeds), specs, tuple(_ref(t, fed) for t in fetches), tuple(node.index for node in targets)
     )
 
@@ -42,7 +42,7 @@ def placeholders_of(wanted: Iterable[Any]) -> tuple[Tensor, ...]:
     return tuple(node.outputs[0] for node in found if node.op.name == "placeholder")
 
 
-def reads_of(step: Step) -> tuple[Tensor, ...]:
+def reads_of(step: StepGraph) -> tuple[Tensor, ...]:
     """The plain reads of ``step``, but for those of variables that it writes."""
     plain = [node for node in step.nodes.values() if node.op.name == READ and not node.attrs.get("fresh")]
     others = {name for node in step.nodes.values() if node.op.name != READ for name in node.resources}

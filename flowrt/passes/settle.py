@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from flowrt.base.device import Device
     from flowrt.passes.place import Supports
-    from flowrt.passes.step import Step
+    from flowrt.passes.step import StepGraph
 
 
 def settle(
-    step: Step, placement: Mapping[int, Device], homes: Sequence[Device], supports: Supports
+    step: StepGraph, placement: Mapping[int, Device], homes: Sequence[Device], supports: Supports
 ) -> dict[int, Device]:
     """``placement`` with all on one of ``homes``, one task's devices, that has its inputs there and can run there."""
     task, settled = homes[0].host, dict(placement)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.op import lookup
-from flowrt.passes.step import FED, Ref, Step, StepNode
+from flowrt.passes.step import FED, Ref, StepGraph, StepNode
 from flowrt.passes.views import WHOLE
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ POWERS: dict[float, Chain] = {
 """Powers of floats. Nothing in between overflows, or loses digits, where the power itself does not."""
 
 
-def simplify(step: Step, placement: Mapping[int, Device]) -> tuple[Step, Mapping[int, Device]]:
+def simplify(step: StepGraph, placement: Mapping[int, Device]) -> tuple[StepGraph, Mapping[int, Device]]:
     """``step`` with its simpler nodes, and where all its nodes run."""
     if all(node.op.name not in ("pow", "getitem") for node in step.nodes.values()):
         return step, placement
@@ -52,7 +52,7 @@ def simplify(step: Step, placement: Mapping[int, Device]) -> tuple[Step, Mapping
     return replace(step, nodes=nodes), where
 
 
-def _simpler(step: Step, node: StepNode, free: int) -> Sequence[StepNode]:
+def _simpler(step: StepGraph, node: StepNode, free: int) -> Sequence[StepNode]:
     """The nodes that mean what ``node`` does, of which it is the last; new ones are numbered from ``free`` on."""
     if node.op.name == "pow":
         chain = POWERS.get(_exponent(step, node))
@@ -63,7 +63,7 @@ def _simpler(step: Step, node: StepNode, free: int) -> Sequence[StepNode]:
     return [node]
 
 
-def _exponent(step: Step, node: StepNode) -> float:
+def _exponent(step: StepGraph, node: StepNode) -> float:
     """The one number to which power a node raises floats; NaN where there is none."""
     (source, _), out = node.inputs[1], node.outputs[0]
     if source == FED or out.dtype.kind != "f" or step.nodes[source].op.name != "constant":

@@ -13,7 +13,7 @@ from flowrt.passes.step import FED
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from flowrt.passes.step import Ref, Step, StepNode
+    from flowrt.passes.step import Ref, StepGraph, StepNode
 
 MATMULS, CONVOLUTIONS = frozenset({"matmul", "matmul_bias"}), frozenset({"conv2d", "conv2d_bias"})
 
@@ -21,7 +21,7 @@ MATMULS, CONVOLUTIONS = frozenset({"matmul", "matmul_bias"}), frozenset({"conv2d
 class Sizes:
     """Of a step, where ``entrywise`` says which nodes compute each entry of entries in its place, or a fold's 1."""
 
-    def __init__(self, step: Step, entrywise: Callable[[StepNode], bool]) -> None:
+    def __init__(self, step: StepGraph, entrywise: Callable[[StepNode], bool]) -> None:
         self._step, self._entrywise = step, entrywise
         self._origins: dict[tuple[Ref, int], Ref] = {}  # many paths lead to one place, and each is followed once
 

@@ -14,7 +14,7 @@ from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
-    from flowrt.passes.step import Step, StepNode
+    from flowrt.passes.step import StepGraph, StepNode
 
 
 @valueclass
@@ -31,7 +31,7 @@ StandIns: TypeAlias = Mapping[str, tuple[StandIn, ...]]
 
 
 def stand_in(
-    step: Step, placement: Mapping[int, Device], devices: Sequence[Device], stand_ins: StandIns
+    step: StepGraph, placement: Mapping[int, Device], devices: Sequence[Device], stand_ins: StandIns
 ) -> Mapping[int, Device]:
     """``placement`` with what stand-ins have moved to them; the answer is that very one where this is nothing.
 

@@ -1,8 +1,8 @@
 """The form a step has between the passes: a cut-out of a graph, as values that a pass rewrites into new values.
 
-Law: a pass takes a `Step` and answers a `Step`; the graph behind it is never touched. Nodes keep the index they have
-in the graph, so names, sites, colocation and resources are looked up there. Nothing here knows a kernel, a thread or a
-socket, and nothing recurses along edges: graphs are deep.
+Law: a pass takes a `StepGraph` and answers a `StepGraph`; the graph behind it is never touched. Nodes keep the index
+they have in the graph, so names, sites, colocation and resources are looked up there. Nothing here knows a kernel, a
+thread or a socket, and nothing recurses along edges: graphs are deep.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class StepNode:
 
 
 @valueclass
-class Step:
+class StepGraph:
     """What one step computes: ``nodes`` by id, in a topological order; every one of them is needed."""
 
     graph: Graph
@@ -100,7 +100,7 @@ def infer(node: StepNode, inputs: Sequence[Spec]) -> tuple[Spec, ...]:
         raise SpecError(f"{node.where()}: {error}") from None
 
 
-def keep_needed(step: Step, nodes: Mapping[int, StepNode]) -> Step:
+def keep_needed(step: StepGraph, nodes: Mapping[int, StepNode]) -> StepGraph:
     """``step`` with those of ``nodes`` that its fetches and targets need."""
     needed: set[int] = set()
     stack = [source for source, _ in step.fetches if source != FED]
@@ -161,7 +161,7 @@ def _some(nodes: Iterable[StepNode], limit: int = 4) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def guards_of(step: Step) -> dict[int, frozenset[Guard]]:
+def guards_of(step: StepGraph) -> dict[int, frozenset[Guard]]:
     """The sides of switches that must be taken for each node to be alive; nodes missing here always are."""
     found: dict[int, frozenset[Guard]] = {}
     if all(node.op.name != "switch" for node in step.nodes.values()):

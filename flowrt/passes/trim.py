@@ -12,12 +12,12 @@ from flowrt.ops.control import loop, stateful_loop
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
-    from flowrt.passes.step import Step
+    from flowrt.passes.step import StepGraph
 
 LOOPS = frozenset({loop.name, stateful_loop.name})
 
 
-def trim(step: Step) -> Step:
+def trim(step: StepGraph) -> StepGraph:
     """``step`` whose loops stack nothing behind the last thing that is read; their other outputs keep their places."""
     if LOOPS.isdisjoint([node.op.name for node in step.nodes.values()]):
         return step

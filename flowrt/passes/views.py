@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.spec import index_steps
 from flowrt.base.traits import Arranged
 from flowrt.op import lookup
-from flowrt.passes.step import Step, StepNode, in_order, keep_needed
+from flowrt.passes.step import StepGraph, StepNode, in_order, keep_needed
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
@@ -28,7 +28,7 @@ WHOLE = (None, None, None)
 
 
 def find_views(
-    step: Step, placement: Mapping[int, Device], users: Mapping[int, Collection[int]], members: Collection[int]
+    step: StepGraph, placement: Mapping[int, Device], users: Mapping[int, Collection[int]], members: Collection[int]
 ) -> frozenset[int]:
     """What of parts and repetitions only members of groups read, each on its group's device."""
     found = [node for node in step.nodes.values() if _is_view(step, node)]
@@ -44,7 +44,7 @@ def find_views(
     )
 
 
-def _is_view(step: Step, node: StepNode) -> bool:
+def _is_view(step: StepGraph, node: StepNode) -> bool:
     view = node.op.traits.view
     if view is Arranged.REPEATED:
         return step.spec(node.inputs[0]).dims is not None and node.outputs[0].dims is not None
@@ -74,7 +74,7 @@ def _items(key: Sequence[Any], rank: int) -> list[Any]:
 # ── put side by side ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def join_parts(step: Step, placement: Mapping[int, Device]) -> Step:
+def join_parts(step: StepGraph, placement: Mapping[int, Device]) -> StepGraph:
     """``step`` with sums of parts amid zeros, where they tile a tensor along an axis, as the parts one after another.
 
     Such is the gradient of a tensor all of whose parts are used.
@@ -92,7 +92,7 @@ def join_parts(step: Step, placement: Mapping[int, Device]) -> Step:
     return keep_needed(step, in_order(nodes))
 
 
-def _read_once(step: Step) -> set[int]:
+def _read_once(step: StepGraph) -> set[int]:
     """The nodes that put a part amid zeros for one reader alone."""
     puts = {node.id for node in step.nodes.values() if node.op.name == PUT}
     uses = Counter(i for node in step.nodes.values() for i in node.before if i in puts) if puts else Counter[int]()
@@ -100,7 +100,7 @@ def _read_once(step: Step) -> set[int]:
     return {i for i in puts if uses[i] == 1}
 
 
-def _join(step: Step, node: StepNode, puts: Collection[int], nodes: dict[int, StepNode]) -> None:
+def _join(step: StepGraph, node: StepNode, puts: Collection[int], nodes: dict[int, StepNode]) -> None:
     """Make of ``node`` the sum of fewer, or one tensor after another."""
     left = list(node.inputs)
     joined: list[StepNode] = []
@@ -122,7 +122,7 @@ def _join(step: Step, node: StepNode, puts: Collection[int], nodes: dict[int, St
     nodes[node.id] = replace(node, inputs=inputs, attrs={**node.attrs, "_many": len(inputs)})
 
 
-def _tiles(step: Step, node: StepNode, puts: Sequence[int], axis: int) -> list[int]:
+def _tiles(step: StepGraph, node: StepNode, puts: Sequence[int], axis: int) -> list[int]:
     """Those of ``puts`` that tile all of ``axis``, in their order; nothing where none do."""
     size, begins = node.outputs[0].shape[axis], dict[int, tuple[int, int]]()
     for put in puts if size is not None else ():
@@ -136,7 +136,7 @@ def _tiles(step: Step, node: StepNode, puts: Sequence[int], axis: int) -> list[i
     return found if at == size and len(found) > 1 else []
 
 
-def _span(step: Step, put: StepNode, axis: int) -> tuple[int, int] | None:
+def _span(step: StepGraph, put: StepNode, axis: int) -> tuple[int, int] | None:
     """From where to where along ``axis`` a node puts its input, where that is all it does."""
     dims, key = put.outputs[0].dims, put.attrs["key"]
     if dims is None or not isinstance(key, tuple) or None in key:

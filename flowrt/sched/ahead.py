@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 UNKNOWN = 8  # values of sizes that nobody knows yet that are made ahead at once
 
 
-class Driver(Protocol):
+class UnitRunner(Protocol):
     """Who carries out the units of a run."""
 
     def is_over(self, unit: int) -> bool:
@@ -41,7 +41,9 @@ class Driver(Protocol):
 class Ahead:
     """What is made ahead in a run with these ``demands``; ``sizes`` are those that its units had last, to be kept."""
 
-    def __init__(self, demands: Demands, credit: Credit, key: StepKey, sizes: dict[int, int], driver: Driver) -> None:
+    def __init__(
+        self, demands: Demands, credit: Credit, key: StepKey, sizes: dict[int, int], driver: UnitRunner
+    ) -> None:
         self._demands = demands
         self._credit = credit
         self._key = key

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.device import CLIENT
 from flowrt.base.valueclass import valueclass
-from flowrt.sched.machine import Kind
+from flowrt.sched.machine import NodeKind
 from flowrt.sched.units import Action
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _is_made(plan: Plan, unit: Unit, topology: Topology, n: int) -> bool:
     if not (receives or (unit.action in _MADE and not unit.writes)) or n not in topology.frames[0].nodes:
         return False
     after = _successors(topology, n)
-    plain = all(topology.kinds[other] in (Kind.PLAIN, Kind.SEND) for other in after)
+    plain = all(topology.kinds[other] in (NodeKind.PLAIN, NodeKind.SEND) for other in after)
     return plain and bool(after) and topology.keep.isdisjoint(topology.produced[n])
 
 

@@ -25,7 +25,7 @@ from flowrt.sched.demand import find_demands
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.host.memory import amount
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, variable_spec
-from flowrt.sched.running import INLINE_SECONDS, Run, own, run_words
+from flowrt.sched.running import INLINE_SECONDS, StepRun, own, run_words
 from flowrt.sched.single import Runners, read_in_place, read_variable, write_variable
 from flowrt.sched.tape.direct import Numbers, direct_plan
 from flowrt.sched.tape.interrupts import Noted, Unbroken
@@ -110,7 +110,7 @@ class Executor:
         fetches = await self._run_in_lane(feeds, context)
         if fetches is not None:
             return fetches
-        run = Run(self, feeds, context)
+        run = StepRun(self, feeds, context)
         failure = await run.finish()
         if failure is not None:
             try:
@@ -119,15 +119,15 @@ class Executor:
                 del failure  # whose frames refer to this one
         return run.fetches()
 
-    def begin(self, feeds: Sequence[Any], context: RunContext, news: Callable[[], None]) -> Run:
+    def begin(self, feeds: Sequence[Any], context: RunContext, news: Callable[[], None]) -> StepRun:
         """Run the plan as far as that takes no waiting; ``news`` is called whenever the run got further, or failed.
 
-        The caller looks then what has become of it: see `Run.done`, `Run.error` and `Run.needs_task`.
+        The caller looks then what has become of it: see `StepRun.done`, `StepRun.error` and `StepRun.needs_task`.
         """
         self.host.check_open()
         feeds = as_arrays(feeds)
         self._admit(feeds)
-        run = Run(self, feeds, context, news)
+        run = StepRun(self, feeds, context, news)
         run.begin()
         return run
 

@@ -52,7 +52,7 @@ class Footprint:
 
 
 @valueclass
-class Tensor:
+class HeldTensor:
     """A tensor of a step: its bytes, and the first and last node of its region, by place, that use its memory."""
 
     where: str
@@ -253,11 +253,12 @@ def _played(play: _Play) -> Iterator[Unit]:
         ready.extend(said.launch)
 
 
-def survey(plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec], *, record: Record) -> list[Tensor]:
+def survey(plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec], *, record: Record) -> list[HeldTensor]:
     """The tensors of a step as far as they are known beforehand, the largest first."""
     play = _Play(plan, units, record, set(), dict(enumerate(feeds)))
     found = [
-        Tensor(f"variable {name[1]!r}", "variable", spec, -1, -1, -1) for name, spec in _variables(plan.nodes).items()
+        HeldTensor(f"variable {name[1]!r}", "variable", spec, -1, -1, -1)
+        for name, spec in _variables(plan.nodes).items()
     ]
     with suppress(FlowrtError):  # what comes after the unknown is not known either
         for number, unit in enumerate(_played(play)):
@@ -271,13 +272,13 @@ def _variables(nodes: Iterable[PlanNode]) -> dict[Name, Spec]:
     return {name: variable_spec(node) for node in touching for name in resources_of(node)}
 
 
-def _tensors(play: _Play, unit: Unit, number: int) -> Iterator[Tensor]:
+def _tensors(play: _Play, unit: Unit, number: int) -> Iterator[HeldTensor]:
     """What a unit that was just played computes."""
     nodes = play.plan.nodes
     if unit.region is not None:
         for held in residents(play.plan, unit.region, [play.specs[value] for value in unit.inputs]):
-            yield Tensor(nodes[held.node].where(), held.what, held.spec, held.first, held.last, number)
+            yield HeldTensor(nodes[held.node].where(), held.what, held.spec, held.first, held.last, number)
         return
     for value in unit.outputs:
         if value in play.owned:
-            yield Tensor(nodes[unit.nodes[0]].where(), "value", play.specs[value], 0, 0, number)
+            yield HeldTensor(nodes[unit.nodes[0]].where(), "value", play.specs[value], 0, 0, number)

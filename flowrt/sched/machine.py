@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.errors import GraphError, InternalError
 from flowrt.base.valueclass import valueclass
-from flowrt.sched.topology import Enter, Kind, Topology
+from flowrt.sched.topology import Enter, NodeKind, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowrt.sched.topology import Frame
 
-__all__ = ["ALL_DEAD", "Enter", "Kind", "Next", "StepMachine", "Topology"]
+__all__ = ["ALL_DEAD", "Enter", "Next", "NodeKind", "StepMachine", "Topology"]
 
 ALL_DEAD = -1
 """As `dead`: every output and every control successor."""
@@ -207,7 +207,7 @@ class StepMachine:
         """
         node = activation % self._nodes
         produced = self._topology.produced[node]
-        if activation < self._nodes and self._topology.kinds[node] is not Kind.ENTER:
+        if activation < self._nodes and self._topology.kinds[node] is not NodeKind.ENTER:
             return produced
         first = self._target(self._iteration(activation), node) * self._topology.values
         return range(first + produced.start, first + produced.stop)
@@ -227,7 +227,7 @@ class StepMachine:
         if iteration.pending[node]:
             raise self._not_running(activation)
         self._running -= 1
-        if self._topology.kinds[node] is Kind.NEXT_ITERATION:
+        if self._topology.kinds[node] is NodeKind.NEXT_ITERATION:
             iteration.moving -= 1
         self._finish(iteration, node, dead)
         self._drain()
@@ -244,7 +244,7 @@ class StepMachine:
 
     def _die(self, iteration: _Iteration, node: int) -> None:
         """Complete a node that has a dead input; a SEND is launched all the same, to pass the news on."""
-        if self._topology.kinds[node] is Kind.SEND:
+        if self._topology.kinds[node] is NodeKind.SEND:
             iteration.pending[node] = 0
             self._launch(iteration, node)
         else:
@@ -254,14 +254,14 @@ class StepMachine:
         """Complete a node: tell its successors, let go of what it read."""
         kind = self._topology.kinds[node]
         iteration.pending[node] = COMPLETED
-        if kind <= Kind.MERGE:
+        if kind <= NodeKind.MERGE:
             self._emit(iteration, node, dead)
         else:
             self._move(iteration, node, kind, dead)
         for value in self._topology.reads[node]:
             if value not in iteration.dead:
                 self._release(iteration, value)
-        if kind is Kind.MERGE and node in iteration.chosen:
+        if kind is NodeKind.MERGE and node in iteration.chosen:
             self._release(iteration, self._topology.inputs[node][iteration.chosen[node]])
         iteration.left -= 1
         self._look_at(iteration)
@@ -277,7 +277,7 @@ class StepMachine:
             self._offer(target, value, dead=bool(gone & 1))
             gone >>= 1
         for follower in topology.followers[node]:
-            self._arrive(target, follower, dead=dead == ALL_DEAD and topology.kinds[follower] is not Kind.MERGE)
+            self._arrive(target, follower, dead=dead == ALL_DEAD and topology.kinds[follower] is not NodeKind.MERGE)
 
     def _offer(self, target: _Iteration, value: int, dead: bool) -> None:
         """Deliver a value to the merges that read it."""
@@ -300,7 +300,7 @@ class StepMachine:
         target.pending[node] = left
         if left == -DOOMED:
             self._dying.append((target, node))
-        elif left == 0 and target.instance is not None and self._topology.kinds[node] is Kind.NEXT_ITERATION:
+        elif left == 0 and target.instance is not None and self._topology.kinds[node] is NodeKind.NEXT_ITERATION:
             self._move_on(target, node, target.instance)
         elif left == 0:
             self._launch(target, node)
@@ -316,14 +316,14 @@ class StepMachine:
 
     # Frames
 
-    def _move(self, iteration: _Iteration, node: int, kind: Kind, dead: int) -> None:
+    def _move(self, iteration: _Iteration, node: int, kind: NodeKind, dead: int) -> None:
         """Carry the value of an ENTER, EXIT or NEXT_ITERATION to where it leads."""
         instance = iteration.instance
-        if kind is Kind.ENTER:
+        if kind is NodeKind.ENTER:
             self._enter(self._child(iteration, node), node, dead)
         elif instance is None:
             raise InternalError(f"{self._topology.where(node)} completed outside every frame")
-        elif kind is Kind.EXIT:
+        elif kind is NodeKind.EXIT:
             self._exit(instance, node, dead)
         elif iteration.following is not None:
             self._bring(iteration.following, node, dead)
@@ -468,19 +468,19 @@ class StepMachine:
     def _target(self, iteration: _Iteration, node: int) -> int:
         """The slot that the outputs of `node` live in."""
         kind, instance = self._topology.kinds[node], iteration.instance
-        if kind is Kind.ENTER:
+        if kind is NodeKind.ENTER:
             child = self._child(iteration, node)
             return child.slot if self._topology.enters[node].is_constant else child.iterations[0].slot
-        if kind is Kind.EXIT and instance is not None:
+        if kind is NodeKind.EXIT and instance is not None:
             return instance.around.slot
-        if kind is Kind.NEXT_ITERATION and iteration.following is not None:
+        if kind is NodeKind.NEXT_ITERATION and iteration.following is not None:
             return iteration.following.slot
         return iteration.slot
 
     def _held(self, iteration: _Iteration) -> list[int]:
         topology, pending = self._topology, iteration.pending
         nodes = topology.frames[iteration.instance.number if iteration.instance else 0].nodes
-        ran = (node for node in nodes if pending[node] == COMPLETED and topology.kinds[node] <= Kind.MERGE)
+        ran = (node for node in nodes if pending[node] == COMPLETED and topology.kinds[node] <= NodeKind.MERGE)
         made = [value for node in ran for value in topology.produced[node] if value not in iteration.dead]
         held = [iteration.first_value + value for value in made + iteration.moved_in if iteration.uses[value] > 0]
         for instance in iteration.children.values():

@@ -2,7 +2,7 @@
 
 Law: this file decides nothing about readiness, deadness or lifetimes; `StepMachine` does. A run goes on by itself, in
 the calls that tell it of news, as long as what is ready is short or need only be told when it may go on: most steps of
-a cluster are nothing else, and take no task. What is left is for `Run.finish`, in a task: long computations run in
+a cluster are nothing else, and take no task. What is left is for `StepRun.finish`, in a task: long computations run in
 lanes, and effects that wait are tasks, whose parent is the run. A run that fails or is stopped leaves no task, buffer
 or held variable behind.
 """
@@ -64,7 +64,7 @@ class Carrying(Protocol):
     ) -> Sequence[Any]: ...
 
 
-class Run:
+class StepRun:
     """One run in progress."""
 
     def __init__(

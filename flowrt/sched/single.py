@@ -23,7 +23,7 @@ from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, Prepared, failure, prepare
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.op import lookup
-from flowrt.sched.loops.structured import STACKING, STRUCTURED, Rows, interpret
+from flowrt.sched.loops.structured import STACKING, STRUCTURED, StackedRows, interpret
 from flowrt.sched.parting import PARTING, PartRunner
 from flowrt.sched.regions.cost import predict
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, size_operands, variable_spec
@@ -185,7 +185,7 @@ class StructuredRunner:
 
 
 class StackRunner:
-    """Computes a node whose values are `Rows`, or that makes a tensor of them."""
+    """Computes a node whose values are `StackedRows`, or that makes a tensor of them."""
 
     def __init__(self, node: PlanNode, memory: Memory) -> None:
         self.node = node
@@ -195,7 +195,7 @@ class StackRunner:
         """What copying all rows takes; adding one copies nothing."""
         if self.node.op != "stack_rows":
             return 0.0
-        rows: Rows = inputs[0]
+        rows: StackedRows = inputs[0]
         return rows.count * (ROW_SECONDS + (rows.shared[0].nbytes if rows.count else 0) / COPIED_PER_SECOND)
 
     def took(self, inputs: Sequence[Any], seconds: float) -> None:
@@ -205,7 +205,7 @@ class StackRunner:
         """The outputs; raises `ResourceError` where there is no room for them, `SpecError` where rows differ."""
         match self.node.op:
             case "no_rows":
-                return (Rows(),)
+                return (StackedRows(),)
             case "append_row":
                 return (inputs[0].and_rows(inputs[1:]),)
             case "append_rows":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NEVER_FREED = 1 << 60  # a use count that no run counts down
 
 
-class Kind(IntEnum):
+class NodeKind(IntEnum):
     """How a node takes part in control flow; anything that computes is PLAIN.
 
     A SEND is launched even when its input is dead: somebody elsewhere waits to be told.
@@ -71,7 +71,7 @@ class Topology:
     an edge that crosses frames without ENTER or EXIT, and a node that could never become ready.
     """
 
-    kinds: Sequence[Kind]
+    kinds: Sequence[NodeKind]
     inputs: Sequence[tuple[int, ...]]
     outputs: Sequence[int]
     controls: Sequence[tuple[int, ...]]
@@ -103,7 +103,7 @@ class Topology:
     """Nodes of the root that wait for nothing."""
 
     def __post_init__(self) -> None:
-        self._set(kinds=tuple(map(Kind, self.kinds)))
+        self._set(kinds=tuple(map(NodeKind, self.kinds)))
         produced, at = [], self.feeds
         for count in self.outputs:
             produced.append(range(at, at + count))
@@ -111,7 +111,7 @@ class Topology:
         self._set(values=at, produced=produced)
         self._check_ids()
         self._set(constants=frozenset(v for n, e in self.enters.items() if e.is_constant for v in produced[n]))
-        places = _Places(self)
+        places = _FrameFinder(self)
         self._index_edges()
         homes: list[list[int]] = [[] for _ in places.names]
         for value, source in enumerate(self._producers):
@@ -161,7 +161,7 @@ class Topology:
                 raise GraphError(f"{self.where(node)}: inputs {self.inputs[node]} are not all below {self.values}")
             if not all(0 <= before < count for before in self.controls[node]):
                 raise GraphError(f"{self.where(node)}: controls {self.controls[node]} are not all below {count}")
-            if (self.kinds[node] is Kind.ENTER) != (node in self.enters):
+            if (self.kinds[node] is NodeKind.ENTER) != (node in self.enters):
                 raise GraphError(f"{self.where(node)}: exactly the ENTER nodes have an entry in enters")
 
     def _index_edges(self) -> None:
@@ -171,7 +171,7 @@ class Topology:
         for node, kind in enumerate(self.kinds):
             for before in dict.fromkeys(self.controls[node]):
                 followers[before].append(node)
-            if kind is Kind.MERGE:
+            if kind is NodeKind.MERGE:
                 for position, value in enumerate(self.inputs[node]):
                     merges[value].append((node, position))
             else:
@@ -186,8 +186,8 @@ class Topology:
 
     def _reads(self, node: int) -> tuple[int, ...]:
         kind = self.kinds[node]
-        taken = () if kind is Kind.MERGE else dict.fromkeys(self.inputs[node])  # a merge releases the one it took
-        if kind > Kind.MERGE:
+        taken = () if kind is NodeKind.MERGE else dict.fromkeys(self.inputs[node])  # a merge releases the one it took
+        if kind > NodeKind.MERGE:
             return tuple(taken)  # its outputs live in another iteration
         return (*taken, *(value for value in self.produced[node] if not self.read(value) and value not in self.keep))
 
@@ -197,13 +197,13 @@ class Topology:
 
     def _quick(self, node: int, frame: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         outputs = self.produced[node]
-        if frame or self.kinds[node] is not Kind.PLAIN or any(self.merges[value] for value in outputs):
+        if frame or self.kinds[node] is not NodeKind.PLAIN or any(self.merges[value] for value in outputs):
             return None
         wakes = [reader for value in outputs for reader in self.readers[value]]
         return (*wakes, *self.followers[node]), self.reads[node]
 
-    def _frame(self, number: int, places: _Places, nodes: list[int], homes: list[int]) -> Frame:
-        merges = [node for node in nodes if self.kinds[node] is Kind.MERGE]
+    def _frame(self, number: int, places: _FrameFinder, nodes: list[int], homes: list[int]) -> Frame:
+        merges = [node for node in nodes if self.kinds[node] is NodeKind.MERGE]
         enter = places.enter.get(number, Enter("", parallel_iterations=1))
         return Frame(
             name=places.names[number],
@@ -211,16 +211,16 @@ class Topology:
             parallel_iterations=enter.parallel_iterations,
             enters=list(places.leads_to.values()).count(number),
             nodes=tuple(nodes),
-            exits=tuple(node for node in nodes if self.kinds[node] is Kind.EXIT),
+            exits=tuple(node for node in nodes if self.kinds[node] is NodeKind.EXIT),
             pending={node: self._waits_for(node) for node in nodes},
             uses={value: self._uses(value) for value in homes},
-            first={node: places.arrivals(node, Kind.NEXT_ITERATION) for node in merges},
-            later={node: places.arrivals(node, Kind.ENTER) for node in merges},
+            first={node: places.arrivals(node, NodeKind.NEXT_ITERATION) for node in merges},
+            later={node: places.arrivals(node, NodeKind.ENTER) for node in merges},
         )
 
     def _waits_for(self, node: int) -> int:
         controls = len(set(self.controls[node]))
-        if self.kinds[node] is Kind.MERGE:
+        if self.kinds[node] is NodeKind.MERGE:
             return controls + 1
         return controls + sum(self.producer(value) >= 0 for value in set(self.inputs[node]))
 
@@ -229,12 +229,12 @@ class Topology:
             return NEVER_FREED
         count = len(self.readers[value]) + len(self.merges[value])
         source = self.producer(value)
-        if not count and source >= 0 and self.kinds[source] <= Kind.MERGE:
+        if not count and source >= 0 and self.kinds[source] <= NodeKind.MERGE:
             return 1  # nobody reads it: released by its own producer
         return count
 
 
-class _Places:
+class _FrameFinder:
     """Which frame each node runs in, found along the edges; and what frames allow."""
 
     def __init__(self, topology: Topology) -> None:
@@ -246,7 +246,7 @@ class _Places:
         self.runs_in = [0] * len(topology.kinds)
         for node in self._order():
             self._place(node)
-        self.loops = {self.runs_in[n] for n, kind in enumerate(topology.kinds) if kind is Kind.NEXT_ITERATION}
+        self.loops = {self.runs_in[n] for n, kind in enumerate(topology.kinds) if kind is NodeKind.NEXT_ITERATION}
         for node in range(len(topology.kinds)):
             self._check(node)
         for value in topology.keep:
@@ -259,26 +259,26 @@ class _Places:
         if node < 0:
             return 0
         match self.topology.kinds[node]:
-            case Kind.ENTER:
+            case NodeKind.ENTER:
                 return self.leads_to[node]
-            case Kind.EXIT:
+            case NodeKind.EXIT:
                 return self.parents[self.runs_in[node]]
             case _:
                 return self.runs_in[node]
 
-    def arrivals(self, merge: int, absent: Kind) -> int:
+    def arrivals(self, merge: int, absent: NodeKind) -> int:
         """How many data inputs of `merge` arrive in iterations where `absent` sends nothing."""
         topology = self.topology
         sources = (topology.producer(value) for value in topology.inputs[merge])
         return sum(not self._sends_once(source, absent) for source in sources)
 
-    def _sends_once(self, source: int, kind: Kind) -> bool:
+    def _sends_once(self, source: int, kind: NodeKind) -> bool:
         constant = source in self.leads_to and self.topology.enters[source].is_constant
         return source >= 0 and self.topology.kinds[source] is kind and not constant
 
     def _before(self, node: int) -> Iterable[int]:
         kinds = self.topology.kinds
-        return (n for n in self.topology.predecessors(node) if n >= 0 and kinds[n] is not Kind.NEXT_ITERATION)
+        return (n for n in self.topology.predecessors(node) if n >= 0 and kinds[n] is not NodeKind.NEXT_ITERATION)
 
     def _order(self) -> list[int]:
         """Every node after those it waits for in its own iteration."""
@@ -309,9 +309,9 @@ class _Places:
             raise GraphError(f"{topology.where(node)}: reads from {' and '.join(names)}; lead it through an ENTER")
         frame = self.runs_in[node] = frames.pop() if frames else 0
         kind = topology.kinds[node]
-        if kind is Kind.ENTER:
+        if kind is NodeKind.ENTER:
             self._lead(node, frame)
-        elif kind in (Kind.EXIT, Kind.NEXT_ITERATION) and not frame:
+        elif kind in (NodeKind.EXIT, NodeKind.NEXT_ITERATION) and not frame:
             raise GraphError(f"{topology.where(node)}: stands outside every frame; it needs an ENTER before it")
 
     def _lead(self, node: int, parent: int) -> None:
@@ -332,12 +332,12 @@ class _Places:
     def _check(self, node: int) -> None:
         topology, kind = self.topology, self.topology.kinds[node]
         shape = len(topology.inputs[node]), topology.outputs[node]
-        if kind >= Kind.ENTER and shape != (1, 1):
+        if kind >= NodeKind.ENTER and shape != (1, 1):
             raise GraphError(f"{topology.where(node)}: takes one value and gives one; got {shape[0]} and {shape[1]}")
-        if kind is Kind.SWITCH and shape != (2, 2):
+        if kind is NodeKind.SWITCH and shape != (2, 2):
             raise GraphError(f"{topology.where(node)}: takes two values and gives two; got {shape[0]} and {shape[1]}")
-        absences = [Kind.NEXT_ITERATION, *([Kind.ENTER] if self.runs_in[node] in self.loops else [])]
-        if kind is Kind.MERGE and not all(self.arrivals(node, absent) for absent in absences):
+        absences = [NodeKind.NEXT_ITERATION, *([NodeKind.ENTER] if self.runs_in[node] in self.loops else [])]
+        if kind is NodeKind.MERGE and not all(self.arrivals(node, absent) for absent in absences):
             raise GraphError(
                 f"{topology.where(node)}: in some iteration no input arrives; a loop merges "
                 "what an ENTER and a NEXT_ITERATION bring"
@@ -351,9 +351,9 @@ class _Places:
     def _strays(self, node: int) -> Iterator[int]:
         """The predecessors that some iteration of `node` would wait for in vain."""
         topology, frame = self.topology, self.runs_in[node]
-        merge = topology.kinds[node] is Kind.MERGE
+        merge = topology.kinds[node] is NodeKind.MERGE
         for source in topology.predecessors(node):
-            once = self._sends_once(source, Kind.NEXT_ITERATION)
-            once = once or (frame in self.loops and self._sends_once(source, Kind.ENTER))
+            once = self._sends_once(source, NodeKind.NEXT_ITERATION)
+            once = once or (frame in self.loops and self._sends_once(source, NodeKind.ENTER))
             if self.home(source) != frame or (once and not (merge and source not in topology.controls[node])):
                 yield source

@@ -16,7 +16,7 @@ from flowrt.base.traits import is_alias, writes
 from flowrt.kernels.language.table import KERNELS
 from flowrt.op import is_effect
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, grows
-from flowrt.sched.machine import Enter, Kind, Topology
+from flowrt.sched.machine import Enter, NodeKind, Topology
 from flowrt.sched.parting import PARTING
 from flowrt.sched.regions.regions import READ, Name, Region, find_regions, resources_of
 
@@ -73,8 +73,8 @@ class Wiring:
 PAST_CACHES = 32 << 20  # bytes
 BRING = "bring"
 COMPUTED = STRUCTURED | STACKING | {"constant"}  # without a kernel of its own
-_KINDS = {Action.SWITCH: Kind.SWITCH, Action.MERGE: Kind.MERGE}
-_MOVES = {"enter": Kind.ENTER, "exit": Kind.EXIT, "next_iteration": Kind.NEXT_ITERATION}
+_KINDS = {Action.SWITCH: NodeKind.SWITCH, Action.MERGE: NodeKind.MERGE}
+_MOVES = {"enter": NodeKind.ENTER, "exit": NodeKind.EXIT, "next_iteration": NodeKind.NEXT_ITERATION}
 _ACTIONS = {
     "switch": Action.SWITCH,
     "merge": Action.MERGE,
@@ -208,12 +208,12 @@ def connect(plan: Plan, units: Sequence[Unit]) -> Wiring:
     return Wiring(topology, values, fetches)
 
 
-def _kind(plan: Plan, unit: Unit) -> Kind:
+def _kind(plan: Plan, unit: Unit) -> NodeKind:
     if unit.action is Action.EFFECT and plan.nodes[unit.nodes[0]].op == "send":
-        return Kind.SEND
+        return NodeKind.SEND
     if unit.action is Action.MOVE:
         return _MOVES[plan.nodes[unit.nodes[0]].op]
-    return _KINDS.get(unit.action, Kind.PLAIN)
+    return _KINDS.get(unit.action, NodeKind.PLAIN)
 
 
 def _enter(plan: Plan, unit: Unit) -> Enter | None:

@@ -48,12 +48,12 @@ def order_of(graph: Graph) -> Order | None:
     return Order(names, len(graph.nodes), _digest(graph.nodes)) if names else None
 
 
-def to_manifest(order: Order) -> manifest.Order:
+def to_manifest(order: Order) -> manifest.SavedOrder:
     """``order`` as a checkpoint says it."""
-    return manifest.Order(tuple(sorted(order.names)), order.nodes, order.digest)
+    return manifest.SavedOrder(tuple(sorted(order.names)), order.nodes, order.digest)
 
 
-def from_manifest(order: manifest.Order) -> Order:
+def from_manifest(order: manifest.SavedOrder) -> Order:
     """What `to_manifest` wrote."""
     return Order(frozenset(order.names), order.nodes, order.digest)
 

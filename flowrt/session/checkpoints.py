@@ -244,7 +244,7 @@ class Checkpoints:
     async def _write(self, saving: Saving) -> None:
         """Have what is kept be written, whole or not at all."""
         what = f"saving step {saving.step} in {self.url}, MiB"
-        at = _Draft()
+        at = _CheckpointDraft()
         try:
             with Activity(what, saving.nbytes // MIB, look=lambda activity: self._look(activity, at)):
                 await in_thread(self._begin, saving, at)
@@ -259,7 +259,7 @@ class Checkpoints:
             await to_the_end(self._clear(saving, at))
         await in_thread(self._forget)
 
-    async def _clear(self, saving: Saving, at: _Draft) -> None:
+    async def _clear(self, saving: Saving, at: _CheckpointDraft) -> None:
         """Let go of what a save held; where it failed, also of its draft and of a lock that it took."""
         await saving.drop()
         if at.draft:
@@ -267,7 +267,7 @@ class Checkpoints:
         if at.claimed and self._lock is not None:
             await in_thread(self._lock.release)
 
-    def _begin(self, saving: Saving, at: _Draft) -> None:
+    def _begin(self, saving: Saving, at: _CheckpointDraft) -> None:
         """Make a folder to write in."""
         at.claimed = self._claim()
         self.before_save()
@@ -278,7 +278,7 @@ class Checkpoints:
         at.folder = folder_of(number, saving.step)
         at.draft = self._store.begin(at.folder, saving.token)
 
-    def _commit(self, saving: Saving, at: _Draft, shards: Sequence[tuple[File, Sequence[Written]]]) -> None:
+    def _commit(self, saving: Saving, at: _CheckpointDraft, shards: Sequence[tuple[File, Sequence[Written]]]) -> None:
         for file, _ in shards:
             self._check_reached(at.draft, file)
         order = None if self._order is None else to_manifest(self._order)
@@ -324,7 +324,7 @@ class Checkpoints:
             self._durable = False  # for all we know the folder has just been made
         return claimed
 
-    def _look(self, activity: Activity, at: _Draft) -> None:
+    def _look(self, activity: Activity, at: _CheckpointDraft) -> None:
         if draft := at.draft:
             activity.done = self._store.written(draft) // MIB
 
@@ -431,7 +431,7 @@ class Checkpoints:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _CheckpointDraft:
     """A checkpoint in progress: where it is written, as what it will be there, and whether it took the lock."""
 
     draft: str = ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flowrt.sched.host.memory import MemoryStatistics
     from flowrt.sched.host.rendezvous import Listener
     from flowrt.sched.tape.direct import Numbers
-    from flowrt.session.runners import Array, Keeper, Name, Registered
+    from flowrt.session.runners import Array, CopyKeeper, Name, Registered
 
 
 class ClusterRunner:
@@ -42,7 +42,7 @@ class ClusterRunner:
         self._master = master
         self._compiler = Lanes(1, "compiler")
         self._fresh: set[Registered] = set()  # steps that have not run yet
-        self.keepers: list[Keeper] = []
+        self.keepers: list[CopyKeeper] = []
         self._stand_ins: StandIns = {}
 
     @property

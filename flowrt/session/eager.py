@@ -63,7 +63,7 @@ def _evaluate_node(words: Array | None, node: PlanNode, inputs: Sequence[Array])
     return evaluate(lookup(node.op), inputs, node.attrs, words)
 
 
-def _run(found: _Found, inputs: Sequence[Array], words: Array | None) -> tuple[Array, ...]:
+def _run(found: _FoundKernel, inputs: Sequence[Array], words: Array | None) -> tuple[Array, ...]:
     from flowrt.kernels.launch import RUN_WORDS, STATUS, failure
 
     run = np.zeros(RUN_WORDS, np.int64) if words is None else words
@@ -92,7 +92,7 @@ class _Attrs:
         return _Attrs(tuple([(name, attr_key(attrs[name])) for name in sorted(attrs)]), attrs)
 
 
-class _Found:
+class _FoundKernel:
     """What computes an op (None where the first input is the answer) on operands of these specs."""
 
     def __init__(self, name: str, prepared: Prepared | None, inputs: Sequence[Spec], outputs: Sequence[Spec]) -> None:
@@ -124,7 +124,7 @@ class _Found:
 
 
 @lru_cache(PREPARED)
-def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _Found:
+def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _FoundKernel:
     from flowrt.kernels.language.table import KERNELS, without_kernel
     from flowrt.kernels.launch import prepare
 
@@ -137,9 +137,9 @@ def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _Found:
         )
     outputs = lookup(name).infer(inputs, attrs.values)
     if is_alias(name):
-        return _Found(name, None, inputs, outputs)
+        return _FoundKernel(name, None, inputs, outputs)
     try:
-        return _Found(name, prepare(name, inputs, outputs, attrs.values), inputs, outputs)
+        return _FoundKernel(name, prepare(name, inputs, outputs, attrs.values), inputs, outputs)
     except GraphError as error:
         raise GraphError(f"{name} ({user_site()}): {error}") from error
 
@@ -148,7 +148,7 @@ def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _Found:
 
 
 @valueclass
-class _Source:
+class _InputSource:
     """Where an input comes from: an argument, or entry ``inside`` of it where it is many; and what it becomes.
 
     A ``fixed`` one is the same in all calls that are alike.
@@ -205,15 +205,17 @@ def _places(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[
             yield from ((at, inside) for inside in range(len(given[at]))) if p.many else ((at, None),)
 
 
-def _source(at: int, inside: int | None, varies: bool, value: Any, made: Array) -> _Source:
+def _source(at: int, inside: int | None, varies: bool, value: Any, made: Array) -> _InputSource:
     if not varies:
-        return _Source(at, inside, fixed=frozen(np.array(made)))
+        return _InputSource(at, inside, fixed=frozen(np.array(made)))
     if isinstance(value, np.ndarray) and value.dtype == made.dtype:
-        return _Source(at, inside)
-    return _Source(at, inside, partial(as_dtype_of, dtype=made.dtype))
+        return _InputSource(at, inside)
+    return _InputSource(at, inside, partial(as_dtype_of, dtype=made.dtype))
 
 
-def _serves_any_entries(op: Op, sources: Sequence[_Source], found: _Found, attrs: Mapping[str, Attr]) -> bool:
+def _serves_any_entries(
+    op: Op, sources: Sequence[_InputSource], found: _FoundKernel, attrs: Mapping[str, Attr]
+) -> bool:
     """Whether what was prepared hangs on no entry of what is not fixed: a shape may, as in ``reshape(x, shape)``."""
     each = zip(found.inputs, sources, strict=True)
     inputs = [spec.without_value() if source.fixed is None else spec for spec, source in each]
@@ -231,7 +233,9 @@ def _as_view(shape: tuple[int, ...]) -> Known:
     return known
 
 
-def _at_once(found: _Found, sources: Sequence[_Source], by_position: int, by_name: int, stateful: bool) -> Known | None:
+def _at_once(
+    found: _FoundKernel, sources: Sequence[_InputSource], by_position: int, by_name: int, stateful: bool
+) -> Known | None:
     """What takes the arguments of such a call, so many of them by name, and makes one C call of them."""
     from flowrt.kernels.run.at_once import Taken
 
@@ -244,7 +248,7 @@ def _at_once(found: _Found, sources: Sequence[_Source], by_position: int, by_nam
     return None if call is None else _picking(call, tuple(picked.values()), stateful)
 
 
-def _picking(call: Callable[..., Any], sources: Sequence[_Source], stateful: bool) -> Known:
+def _picking(call: Callable[..., Any], sources: Sequence[_InputSource], stateful: bool) -> Known:
     """``call`` with what such sources find, and with new words of a run if it reads some."""
     picks = [(s.at, s.inside, s.convert) for s in sources]
     words = the_builder().words if stateful else None

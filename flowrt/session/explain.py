@@ -16,7 +16,7 @@ from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.ops.fused import parts_of
-from flowrt.sched.footprint import Footprint, Tensor, predict_peak, survey
+from flowrt.sched.footprint import Footprint, HeldTensor, predict_peak, survey
 from flowrt.sched.host.memory import amount
 from flowrt.sched.host.segments import LARGE
 from flowrt.sched.loops.scalar_loops import why_launches
@@ -65,7 +65,7 @@ class TaskReport:
     peak_bytes: int | None
     held_bytes: int
     left_out: tuple[str, ...]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[HeldTensor, ...]
     places: int  # of nodes in the largest region
     issued: tuple[str, ...] = ()  # what devices other than the host are told, and what crosses to and from them
 

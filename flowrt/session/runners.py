@@ -63,7 +63,7 @@ def fusible(op: str, dtypes: Sequence[Any], kind: str) -> bool:
     return kind in ("cpu", "cuda") and is_scalar_function(op, dtypes, kind)
 
 
-class Keeper(Protocol):
+class CopyKeeper(Protocol):
     """Who sees to it that some variables are held twice."""
 
     def stand_ins(self) -> StandIns:
@@ -107,7 +107,7 @@ class Runner(Protocol):
         """Those and, as far as is known, the ones of tasks that are lost."""
 
     @property
-    def keepers(self) -> list[Keeper]:
+    def keepers(self) -> list[CopyKeeper]:
         """Who holds variables twice here."""
 
     @property
@@ -270,7 +270,7 @@ class LocalRunner:
         self._host.iterations = self._way.iterations
         self.devices = [Device.parse(f"{self._host.task}/device:{name}") for name in self._host.devices]
         self.known_devices = self.devices
-        self.keepers: list[Keeper] = []
+        self.keepers: list[CopyKeeper] = []
         self.stand_ins: StandIns = {}
         self.client: str | None = None
 

@@ -45,7 +45,7 @@ AGREE_SECONDS, AGAIN_SECONDS = 30.0, 2e-3  # how long servers are asked for one 
 
 
 @valueclass
-class Piece:
+class SavedPiece:
     """A variable that tasks hold, and the rows that it is of the ``whole`` that the program sees."""
 
     held: Name
@@ -56,21 +56,21 @@ class Piece:
     mirrors: bool = False  # another piece has the same rows
 
 
-def pieces_of(graph: Graph) -> list[Piece]:
+def pieces_of(graph: Graph) -> list[SavedPiece]:
     """The variables of a graph as pieces of what the program sees."""
-    shards: dict[Name, Piece] = {}
+    shards: dict[Name, SavedPiece] = {}
     for partition in graph.partitions.values():
         whole = partition.container, partition.name
         for number, (shard, *rows) in enumerate(partition.pieces()):
             first, end = (0, row_count(partition.spec)) if partition.is_mirrored else rows
             mirrors = partition.is_mirrored and number > 0
             held = partition.container, shard
-            shards[held] = Piece(held, whole, partition.spec, first, end, mirrors)
+            shards[held] = SavedPiece(held, whole, partition.spec, first, end, mirrors)
     found = []
     for variable in graph.variables:
         resource = variable.resource
         name, spec = (resource.container, resource.name), resource.specs[0]
-        found.append(shards.get(name) or Piece(name, name, spec, 0, row_count(spec)))
+        found.append(shards.get(name) or SavedPiece(name, name, spec, 0, row_count(spec)))
     return found
 
 
@@ -100,8 +100,8 @@ class Places:
         return self._tasks
 
 
-def _by_task(pieces: Iterable[Piece], places: Mapping[Name, str]) -> dict[str, list[Piece]]:
-    found: dict[str, list[Piece]] = {}
+def _by_task(pieces: Iterable[SavedPiece], places: Mapping[Name, str]) -> dict[str, list[SavedPiece]]:
+    found: dict[str, list[SavedPiece]] = {}
     for piece in pieces:
         found.setdefault(places[piece.held], []).append(piece)
     return found
@@ -154,7 +154,7 @@ class Saving:
             for number, task in enumerate(self._tasks, 1)
         }
 
-        def ask(task: str, pieces: Sequence[Piece]) -> Write:
+        def ask(task: str, pieces: Sequence[SavedPiece]) -> Write:
             ordered = shard_order([rows[piece.held] for piece in pieces])
             return Write(self._token, url, draft, names[task], tuple((*held[row.key], row.key) for row in ordered))
 
@@ -200,7 +200,7 @@ class Saving:
     async def _each(self, ask: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
 
-        async def answer(task: str, pieces: Sequence[Piece]) -> None:
+        async def answer(task: str, pieces: Sequence[SavedPiece]) -> None:
             found[task] = await self._runner.command(task, ask(task, pieces))
 
         await together(answer(task, pieces) for task, pieces in self._tasks.items())
@@ -239,7 +239,7 @@ async def take_on_tasks(
     runner = session._open_here()
     wanted = [piece for piece in pieces_of(session.graph) if piece.whole in stored]
 
-    async def take(task: str, pieces: Sequence[Piece]) -> None:
+    async def take(task: str, pieces: Sequence[SavedPiece]) -> None:
         for start in range(0, len(pieces), AT_ONCE):
             some = pieces[start : start + AT_ONCE]
             targets = tuple([_target(piece, stored[piece.whole]) for piece in some])
@@ -253,7 +253,7 @@ async def take_on_tasks(
         await keeper.copy_written(frozenset(piece.held for piece in wanted))
 
 
-async def _give(session: Inside, piece: Piece, stored: Stored, store: Store, folder: str) -> None:
+async def _give(session: Inside, piece: SavedPiece, stored: Stored, store: Store, folder: str) -> None:
     """Read a variable here, and have it start from that."""
     resource, made = session.graph.resources[piece.held], np.empty(_held_spec(piece).concrete, piece.spec.dtype)
 
@@ -275,7 +275,7 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
         lane.close()
 
 
-def _held_spec(piece: Piece) -> Spec:
+def _held_spec(piece: SavedPiece) -> Spec:
     """The spec of what a task holds."""
     shape = piece.spec.concrete
     if shape and (piece.first, piece.end) != (0, shape[0]):
@@ -283,13 +283,13 @@ def _held_spec(piece: Piece) -> Spec:
     return Spec(piece.spec.dtype, shape)
 
 
-def _target(piece: Piece, stored: Stored) -> tuple[Any, ...]:
+def _target(piece: SavedPiece, stored: Stored) -> tuple[Any, ...]:
     """What `Take` says of a variable."""
     spec = _held_spec(piece)
     return (*piece.held, spec.dtype.name, spec.concrete, tuple(_overlaps(piece, stored)))
 
 
-def _overlaps(piece: Piece, stored: Stored) -> Iterator[tuple[str, int, int, int]]:
+def _overlaps(piece: SavedPiece, stored: Stored) -> Iterator[tuple[str, int, int, int]]:
     """Where the rows of a piece lie: (file, byte in it, byte in the variable, how many)."""
     size = stored.row_bytes
     for part in stored.parts:

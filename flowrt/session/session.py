@@ -47,7 +47,7 @@ from flowrt.session.options import Options
 from flowrt.session.producing import Failures, Producing, why_closed
 from flowrt.session.resting import Rests
 from flowrt.session.runners import LocalRunner, Runner
-from flowrt.session.step import YIELD_EVERY, CompiledStep, Later, Step
+from flowrt.session.step import YIELD_EVERY, AwaitedRun, CompiledStep, Step
 from flowrt.structure import Structure, flatten
 
 if TYPE_CHECKING:
@@ -226,11 +226,11 @@ class Session(AsyncOnly):
     def _attempt(
         self, step: Step, arrays: Sequence[Array], choose: Callable[[Any], None], within: float = INLINE_SECONDS
     ) -> Any:
-        """The answer, or a `Later`; where it came at once, ``choose`` is told a plan for others. From any thread."""
+        """The answer, or an `AwaitedRun`; where it came at once, ``choose`` gets a plan for others. From any thread."""
         number = self.fresh_number()
         answer = self._run_now(step, arrays, number, within)
         if answer is PENDING:
-            return Later(arrays, number)
+            return AwaitedRun(arrays, number)
         runner, plan = self._runner, None
         if runner is not None:
             plan = runner.direct_plan(step.registered, arrays, self._numbers, self._seed, within)

@@ -209,7 +209,7 @@ def _changed(values: Sequence[Any], arrays: Sequence[Array]) -> bool:
 
 
 @valueclass
-class Later:
+class AwaitedRun:
     """A run that has to be awaited: its values, checked, and its number."""
 
     arrays: Sequence[Array]
@@ -233,7 +233,7 @@ class CompiledStep:
     async def __call__(self, /, *values: Any, **named: Any) -> Any:
         try:
             answer = self._call(*self._step.in_order(values, named)) if named else self._call(*values)
-            if type(answer) is Later:
+            if type(answer) is AwaitedRun:
                 return await self._session._run(self._step, answer.arrays, number=answer.number)
         except BaseException as error:
             shorten(error)
@@ -268,7 +268,7 @@ class CompiledStep:
                 if _changed(values, arrays):
                     return direct.call(*arrays)
                 answer = session._attempt(step, arrays, direct.choose, math.inf)  # the caller waits in any case
-                if type(answer) is Later:
+                if type(answer) is AwaitedRun:
                     return wait(session._run(step, answer.arrays, number=answer.number))
             except BaseException as error:
                 shorten(error)

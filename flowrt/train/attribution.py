@@ -17,7 +17,7 @@ import numpy as np
 
 from flowrt.sched.replica.stopwatch import Phase
 from flowrt.train import times
-from flowrt.train.diagnosis import CAUSES, COMPUTE, INPUT, LINK, Array, Slow, View, judge, middle
+from flowrt.train.diagnosis import CAUSES, COMPUTE, INPUT, LINK, Array, Medians, Slow, judge, middle
 from flowrt.train.times import Clocks
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class _Window:
 
     start: float
     end: float
-    view: View
+    view: Medians
 
 
 class Attribution:
@@ -57,10 +57,10 @@ class Attribution:
         self._rows: deque[tuple[Array, Array]] = deque()  # of the newest reports, and what came with each
         self._kept = 0
         self._recent: deque[_Window] = deque()
-        self._past: list[View] = []
+        self._past: list[Medians] = []
         self._usual, self._noise = (
-            View.nothing(replicas),
-            View.nothing(replicas),
+            Medians.nothing(replicas),
+            Medians.nothing(replicas),
         )  # what the past shows, and how it varies
         self._unread = 0  # windows that became past since
         self._stride, self._skipped = 1, 0
@@ -140,15 +140,15 @@ class Attribution:
             heard = [self.heard[replica] for replica in doing]
             yield _Window(min([self._seen, *heard]), now, view)
 
-    def _join(self, windows: list[_Window], now: float, seconds: float) -> View:
+    def _join(self, windows: list[_Window], now: float, seconds: float) -> Medians:
         """Medians over the last ``seconds``, by how long windows lasted."""
         weights = np.array([max(0.0, window.end - max(window.start, now - seconds)) for window in windows])
         if weights.sum() < SUPPORT:
-            return View.nothing(self._replicas)
+            return Medians.nothing(self._replicas)
         cuts = np.array([window.view.cut for window in windows])
         parts, cut = middle(np.array([window.view.parts for window in windows]), weights, cuts)
         common, _ = middle(np.array([(window.view.server, window.view.step) for window in windows]), weights)
-        return View(parts, float(common[0]), float(common[1]), cut)
+        return Medians(parts, float(common[0]), float(common[1]), cut)
 
     def _age(self, now: float) -> None:
         """Have windows that are not recent any more be past."""
@@ -172,8 +172,8 @@ class Attribution:
         usual, _ = middle(parts, None, np.array([view.cut for view in self._past]))
         common, _ = middle(shared)
         spread, apart = (1.4826 * middle(np.abs(seen - at))[0] for seen, at in ((parts, usual), (shared, common)))
-        self._usual = View(usual, float(common[0]), float(common[1]))
-        self._noise = View(spread, float(apart[0]), float(apart[1]))
+        self._usual = Medians(usual, float(common[0]), float(common[1]))
+        self._noise = Medians(spread, float(apart[0]), float(apart[1]))
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -184,7 +184,7 @@ class Attribution:
         return times.divide(rows, stages, self.clocks)
 
 
-def _view(replicas: int, rows: Array, stages: Array, drawn: float) -> View:
+def _view(replicas: int, rows: Array, stages: Array, drawn: float) -> Medians:
     """What ``rows`` of reports show, which came with ``stages``; batches of a step took ``drawn`` seconds to draw."""
     parts, cut = np.full((replicas, len(CAUSES)), np.nan), np.zeros((replicas, len(CAUSES)), bool)
     looked = np.full(replicas, np.nan)
@@ -207,10 +207,10 @@ def _view(replicas: int, rows: Array, stages: Array, drawn: float) -> View:
     parts[:, INPUT] = np.fmax(parts[:, INPUT], drawn)
     opened, fixed, ordered, applied = stages[:, 1:].T
     step = float(np.median(applied - opened - (ordered - fixed)))
-    return View(parts, float(np.median(applied - ordered)) + least, max(step, drawn), cut)
+    return Medians(parts, float(np.median(applied - ordered)) + least, max(step, drawn), cut)
 
 
-def _waited_for(replicas: int, doing: Mapping[int, Doing], pending: Pending | None) -> View | None:
+def _waited_for(replicas: int, doing: Mapping[int, Doing], pending: Pending | None) -> Medians | None:
     """What is waited for now, as long as it has taken already; None where that is nothing."""
     parts, server = np.full((replicas, len(CAUSES)), np.nan), math.nan
     if pending is not None and pending.stages[2] >= 0:
@@ -229,4 +229,4 @@ def _waited_for(replicas: int, doing: Mapping[int, Doing], pending: Pending | No
                 parts[replica, LINK] = spent if version == pending.version else told if told >= 0 else math.nan
     if np.isnan(parts).all() and math.isnan(server):
         return None
-    return View(parts, server, math.nan if pending is None else pending.stages[0], ~np.isnan(parts))
+    return Medians(parts, server, math.nan if pending is None else pending.stages[0], ~np.isnan(parts))

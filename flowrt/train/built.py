@@ -25,9 +25,9 @@ from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
 from flowrt.optim import by_parts, counted_together, mirror
 from flowrt.sched.policies import AllOf, LocalSteps, Policy, fewest, fixed_size, policy_to_data
-from flowrt.train.local import Copies as LocalCopies
+from flowrt.train.local import LocalCopies as LocalCopies
 from flowrt.train.local import LocalTower, apply_differences, build_local, outer_of
-from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
+from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, SharedVariable
 from flowrt.train.statistics import Tally
 from flowrt.train.updates import Gradient, all_finite, fed_like, mean_of, of_rows, parts_of
 
@@ -57,7 +57,7 @@ class Tower:
 
 
 @valueclass
-class Shard:
+class ServerShard:
     """What one server does with updates.
 
     ``parts[i]`` are placeholders for its parts of the i-th update of a set; ``apply`` moves its variables by the mean
@@ -130,7 +130,7 @@ class Built:
 
     def _build(self, loss_fn: LossFn, optimizer: Optimizer) -> None:
         first = FirstCopy(self._where, self._outside, f"{current_scope().prefix}replica_0/")
-        self._shared: list[Shared] = first.found
+        self._shared: list[SharedVariable] = first.found
         self.towers = [
             self._build_tower(replica, first if replica == 0 else None, loss_fn, optimizer)
             for replica in range(self.replicas)
@@ -205,7 +205,7 @@ class Built:
         }
         return [(gradient, v) for gradient, v in pairs if home[v.name] == server]
 
-    def _build_shard(self, server: int, where: str, optimizer: Optimizer) -> Shard:
+    def _build_shard(self, server: int, where: str, optimizer: Optimizer) -> ServerShard:
         pairs = self.gradients_of(self.towers[0], server)
         variables = [variable for _, variable in pairs]
         size = fixed_size(self.policy, self.replicas, self.floor)
@@ -218,7 +218,7 @@ class Built:
         with name_scope(f"server_{server}"), device(where), control_dependencies(moved):
             apply: Node = group_ops(step.assign(self.version), *moved)
         combined = [] if size else of_rows(gradient for gradient, _ in pairs)
-        return Shard(variables, [parts_of(member) for member in fed], combined, step, apply)
+        return ServerShard(variables, [parts_of(member) for member in fed], combined, step, apply)
 
     def _moves(self, optimizer: Optimizer, pairs: list[tuple[Gradient, Variable]]) -> list[Node]:
         """What moves variables by the mean of updates."""

@@ -20,7 +20,7 @@ from flowrt.data.sources import Source
 from flowrt.finishing import together
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.messages import Allow, Gone, Stop
-from flowrt.sched.server.detached import Terms
+from flowrt.sched.server.detached import DetachedTerms
 from flowrt.sched.versions.opening import Going
 from flowrt.train.batches import Identities
 from flowrt.train.opening import agree, look
@@ -62,9 +62,9 @@ def _gives_nothing(replica: int, number: int, identities: Sequence[int], batches
     raise InternalError("batches of a detached run are handed out by its client")
 
 
-def terms_of(session: str, source: Source, depth: int, steps: int, requeues: bool) -> Terms:
+def terms_of(session: str, source: Source, depth: int, steps: int, requeues: bool) -> DetachedTerms:
     """What server 0 is told of a run over ``source``, to which sessions of that name may attach."""
-    return Terms(session, depth, steps, 0, -1 if source.total is None else source.total, requeues)
+    return DetachedTerms(session, depth, steps, 0, -1 if source.total is None else source.total, requeues)
 
 
 class DetachedRun(Run):
@@ -78,7 +78,7 @@ class DetachedRun(Run):
         missed: Callable[[Sequence[Report]], None],
         reads: Mapping[str, Any],
         servers: Sequence[str],
-        terms: Terms,
+        terms: DetachedTerms,
     ) -> None:
         super().__init__(trainer, session, supply, missed, {**reads, "detached": True}, servers)
         self._terms = tuple(terms)

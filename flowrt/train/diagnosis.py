@@ -1,7 +1,7 @@
 """Who is slow, and why: what some seconds of training showed, judged by what the others and the past show.
 
-Law: pure arithmetic on `View`s. A replica is slow by one part of its step, the one by which it is furthest behind: the
-median of the others now, or its own past, whatever has become of all alike meanwhile. What is slow for all (server,
+Law: pure arithmetic on `Medians`. A replica is slow by one part of its step, the one by which it is furthest behind:
+the median of the others now, or its own past, whatever has become of all alike meanwhile. What is slow for all (server,
 network, input, or computing, by comparison with the past or because most of a step is nothing else) is nobody's in
 particular, and dropping a replica does not help it. To be named, an excess must be a good part of a step, larger than
 what the part varies by without a cause, and have lasted: a view is medians over `attribution.RECENT` seconds.
@@ -19,7 +19,7 @@ from flowrt.base.valueclass import valueclass
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 CAUSES = ("input", "link", "compute", "frozen")
-"""What a replica may be slow by, in the order of `View.parts`; for all, also "server"."""
+"""What a replica may be slow by, in the order of `Medians.parts`; for all, also "server"."""
 INPUT, LINK, COMPUTE, HELD = range(len(CAUSES))
 NAMED, FORGIVEN = 1.5, 1.25  # times what is usual: from here, and as long as that, it is slow
 FOR_ALL = 2.0  # as `NAMED`, of a part that is slow for all
@@ -42,7 +42,7 @@ _HELP = {
 
 
 @valueclass
-class View:
+class Medians:
     """What a stretch of time showed: medians, in seconds, nan where there was nothing.
 
     Args:
@@ -58,7 +58,7 @@ class View:
     cut: Array | None = None
 
     @classmethod
-    def nothing(cls, replicas: int) -> View:
+    def nothing(cls, replicas: int) -> Medians:
         """A view in which nothing was seen."""
         return cls(np.full((replicas, len(CAUSES)), np.nan), math.nan, math.nan)
 
@@ -96,9 +96,9 @@ class Slow:
 
 
 def judge(
-    recent: View,
-    past: View,
-    noise: View,
+    recent: Medians,
+    past: Medians,
+    noise: Medians,
     *,
     frozen: Collection[int] = (),
     stopped: bool = False,
@@ -120,7 +120,7 @@ def judge(
     return (*shared, *dead, *(slow for slow in lone if slow.cause not in causes and slow.replica not in frozen))
 
 
-def _for_all(recent: View, past: View, noise: View, named: Collection[str], nbytes: int) -> list[Slow]:
+def _for_all(recent: Medians, past: Medians, noise: Medians, named: Collection[str], nbytes: int) -> list[Slow]:
     found = []
     for cause in (*FLOORS, "compute"):
         now, before, varies = _common(recent, cause), _common(past, cause), _common(noise, cause)
@@ -137,7 +137,7 @@ def _for_all(recent: View, past: View, noise: View, named: Collection[str], nbyt
     return found
 
 
-def _common(view: View, cause: str) -> float:
+def _common(view: Medians, cause: str) -> float:
     """What a part takes all but a third of the replicas, at least."""
     if cause == "server":
         return view.server
@@ -146,7 +146,7 @@ def _common(view: View, cause: str) -> float:
     return float(seen[(len(seen) - 1) // 3]) if len(seen) else math.nan
 
 
-def _each(recent: View, past: View, noise: View, named: Collection[int | None]) -> list[Slow]:
+def _each(recent: Medians, past: Medians, noise: Medians, named: Collection[int | None]) -> list[Slow]:
     now, replicas = recent.parts, len(recent.parts)
     known = np.where(np.isnan(now), past.parts, now)
     changed = np.where(np.isnan(now), 0.0, now - past.parts)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from flowrt.graph import Tensor
     from flowrt.ops.state import Variable
-    from flowrt.passes.step import Ref, Step, StepNode
+    from flowrt.passes.step import Ref, StepGraph, StepNode
 
 
 @valueclass
@@ -81,7 +81,7 @@ def find_gathers(outputs: Sequence[Tensor], inputs: Sequence[Tensor], tables: Se
     return found
 
 
-def _given(step: Step) -> set[int]:
+def _given(step: StepGraph) -> set[int]:
     """The nodes that compute with what the batch and constants give, and nothing else."""
     given: set[int] = set()
     for node in step.nodes.values():
@@ -94,7 +94,7 @@ def _is_given(ref: Ref, given: set[int]) -> bool:
     return ref[0] == FED or ref[0] in given
 
 
-def _takes(step: Step, table: Variable, users: Mapping[int, Sequence[StepNode]]) -> list[StepNode]:
+def _takes(step: StepGraph, table: Variable, users: Mapping[int, Sequence[StepNode]]) -> list[StepNode]:
     """The takes of rows that are all that is done with a table, and are worth asking for; else none."""
     name = (table.resource.container, table.resource.name)
     reads = [node for node in step.nodes.values() if name in resources_in(node.attrs)]
@@ -106,7 +106,7 @@ def _takes(step: Step, table: Variable, users: Mapping[int, Sequence[StepNode]])
     return list(takes) if fewer_than_all(step, read, takes) else []
 
 
-def _ends(step: Step, take: StepNode, users: Sequence[StepNode]) -> tuple[Tensor, Tensor]:
+def _ends(step: StepGraph, take: StepNode, users: Sequence[StepNode]) -> tuple[Tensor, Tensor]:
     """What asks for rows, and what the tower begins with: these, or the sum or mean of each bag if it needs no more."""
     alone = len(users) == 1 and (take.id, 0) not in step.fetches and bag_axes(step, take, users[0])
     rows = users[0].id if alone else take.id

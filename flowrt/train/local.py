@@ -52,7 +52,7 @@ class LocalTower:
     finite: Tensor
 
 
-class Copies:
+class LocalCopies:
     """Hands a model a copy of each variable that ``shared`` hands out; to be asked for like that one."""
 
     def __init__(self, shared: VariableSource) -> None:
@@ -79,7 +79,7 @@ class Copies:
 
 
 def build_local(
-    optimizer: Optimizer, loss: Tensor, trainable: Sequence[Variable], copies: Copies, who: str
+    optimizer: Optimizer, loss: Tensor, trainable: Sequence[Variable], copies: LocalCopies, who: str
 ) -> tuple[LocalTower, list[tuple[Tensor, Variable]]]:
     """What a replica runs, and the (difference, shared variable) pairs that are its update.
 

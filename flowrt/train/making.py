@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flowrt.session.runners import compile_for
-from flowrt.train.program import Parts, away
+from flowrt.train.program import ProgramParts, away
 
 if TYPE_CHECKING:
     from flowrt.session.session import Session
@@ -25,8 +25,8 @@ class Maker:
         runner, options = session._open_here(), session.options
         self._runner, self._trainer = runner, trainer
         compiler = partial(compile_for, runner, trainer.graph, optimize=options.optimize, placement=session._placement)
-        self._make = partial(Parts, trainer, runner, compiler, session._seed, options.optimize)
-        self._made: Parts | None = None
+        self._make = partial(ProgramParts, trainer, runner, compiler, session._seed, options.optimize)
+        self._made: ProgramParts | None = None
         self._lost: frozenset[str] = frozenset()  # when that was made
         self._making = asyncio.Lock()
 
@@ -41,7 +41,7 @@ class Maker:
         """Who holds what."""
         return (await self._maker()).holders
 
-    async def _maker(self) -> Parts:
+    async def _maker(self) -> ProgramParts:
         async with self._making:
             lost = away(self._runner, self._trainer)
             if self._made is None or (lost != self._lost and not self._made.is_fixed):

@@ -91,7 +91,7 @@ class _Tower:
     differ: int = -1
 
 
-class Parts:
+class ProgramParts:
     """All that programs of ``trainer`` are put together of, on the nodes of ``runner``."""
 
     def __init__(self, trainer: Built, runner: Runner, compiler: Compile, seed: int, optimize: bool) -> None:
@@ -419,7 +419,7 @@ class _Servers:
     of what it holds beside that.
     """
 
-    def __init__(self, maker: Parts, gone: frozenset[str]) -> None:
+    def __init__(self, maker: ProgramParts, gone: frozenset[str]) -> None:
         self._maker, self._gone = maker, gone
         self.tasks = tuple(task for task in maker.holders.tasks if task not in gone)
         read = dict.fromkeys(name for tower in maker.towers.values() for name in tower.reads)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @valueclass
-class Shared:
+class SharedVariable:
     """A variable as a copy asked for it, and the servers that keep its parts: one, unless it is split."""
 
     asked: str
@@ -63,7 +63,7 @@ class FirstCopy:
     """Creates the variables of the first copy, on the servers. ``outside`` is the scope around all copies."""
 
     def __init__(self, servers: Servers, outside: Scope, prefix: str) -> None:
-        self.found: list[Shared] = []
+        self.found: list[SharedVariable] = []
         self._servers = servers
         self._outside = outside
         self._prefix = prefix
@@ -84,7 +84,7 @@ class FirstCopy:
             servers = tuple(self._servers.choose((end - first) * row) for first, end in rows)
             with variables_from(None), scoped(around):
                 made = split_variable(initial, dtype, name, trainable, parts, [self._device(s) for s in servers])
-        self.found.append(Shared(inner + (name or "variable"), made, servers, user_site()))
+        self.found.append(SharedVariable(inner + (name or "variable"), made, servers, user_site()))
         return made
 
     def _device(self, server: int) -> Device:
@@ -94,7 +94,7 @@ class FirstCopy:
 class LaterCopy:
     """Hands out the variables of the first copy, in the order in which that one asked for them."""
 
-    def __init__(self, first: Sequence[Shared], who: str, prefix: str) -> None:
+    def __init__(self, first: Sequence[SharedVariable], who: str, prefix: str) -> None:
         self._first = first
         self._who = who
         self._prefix = prefix

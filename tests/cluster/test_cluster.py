@@ -236,7 +236,7 @@ async def test_a_node_answers_while_it_makes_a_plan_ready(monkeypatch: pytest.Mo
     host, token = Host(PS), new_token()
     try:
         async with (
-            node_module.Node(host, token).serving("127.0.0.1", 0) as server,
+            node_module.NetworkNode(host, token).serving("127.0.0.1", 0) as server,
             Master({PS: ("127.0.0.1", server.port)}, token) as master,
             asyncio.TaskGroup() as tasks,
         ):

@@ -12,7 +12,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.base import codec
-from flowrt.data.order import Order
+from flowrt.data.order import BatchOrder
 from flowrt.data.permutation import permuted
 from flowrt.data.sources import source_from_data, source_to_data
 
@@ -57,14 +57,14 @@ def test_all_orders_of_few_rows_are_alike_likely(count: int) -> None:
 @pytest.mark.parametrize("blocks", [1, 7])
 def test_an_epoch_has_every_row_once_and_the_next_one_in_another_order(rows: int, blocks: int) -> None:
     sizes = tuple(map(len, np.array_split(np.arange(rows), blocks))) if blocks > 1 else ()
-    order = Order(rows, 32, True, 5, 2, True, sizes, 2)
+    order = BatchOrder(rows, 32, True, 5, 2, True, sizes, 2)
     epochs = [[int(r) for i in ids for r in order.rows_of(i)] for ids in np.split(np.arange(order.total or 0), 2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(rows))
     assert epochs[0] != epochs[1] != list(range(rows))
 
 
 def test_rows_in_blocks_come_from_a_few_blocks_at_a_time() -> None:
-    order = Order(1000, 10, True, 1, 1, False, (50,) * 20, 4)
+    order = BatchOrder(1000, 10, True, 1, 1, False, (50,) * 20, 4)
     for first in range(0, 100, 20):
         rows = np.concatenate([order.rows_of(identity) for identity in range(first, first + 20)])
         assert len(set(rows // 50)) == 4

@@ -20,7 +20,7 @@ from flowrt.kernels.fusion import fused
 from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.language.variants import is_compiled
 from flowrt.kernels.store import background
-from flowrt.kernels.store.background import Order, are_ready, submit, wait_compiled, was_tried
+from flowrt.kernels.store.background import CompileOrder, are_ready, submit, wait_compiled, was_tried
 from flowrt.sched.tape.tape import Tapes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     background.close()
 
 
-def order(number: float) -> Order:
+def order(number: float) -> CompileOrder:
     """An order for a program that no other test has."""
     members = (("multiply", (0, 0), "float64", ()), ("floor", (1,), "float64", ()), ("add", (2, 0), "float64", ()))
     (made,) = apply([np.ones(3)], members[: 2 + int(number)], (3,) if number else (2,)).orders
@@ -67,7 +67,7 @@ def test_the_helper_compiles_what_is_ordered(fresh_cache: Path) -> None:
 
 
 def test_an_order_that_makes_no_sense_is_given_up(fresh_cache: Path) -> None:
-    bad = [Order("flowrt_fused_x", "nonsense"), Order("flowrt_fused_y", order(0).request)]
+    bad = [CompileOrder("flowrt_fused_x", "nonsense"), CompileOrder("flowrt_fused_y", order(0).request)]
     submit(bad)
     assert wait_compiled(120)
     assert are_ready(bad)

@@ -17,7 +17,7 @@ from flowrt.net import briefly
 from flowrt.net.brief import BEGINS
 from flowrt.net.frames import FrameReader, NoRoom, allocate_array
 from flowrt.net.messages import from_data, to_data
-from flowrt.sched.drivers.messages import Report, Seen, Update, Version
+from flowrt.sched.drivers.messages import NewVersion, Report, Seen, Update
 
 RUN = (1 << 62) - 5
 SMALL = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -41,9 +41,9 @@ UPDATES = {
     "empty and turned": Update(RUN, 7, 3, 9, (np.zeros((0, 4), np.float32), SMALL.T)),
 }
 VERSIONS = {
-    "a scalar": Version(RUN, 7, 0, 3, 8, True, 7, (np.ones((), np.float32),)),
-    "rows": Version(RUN, -1, 2, 3, 0, False, 0, (SMALL, np.arange(5) > 2), 12, (SMALL,)),
-    "large": Version(RUN, 7, 0, 3, 8, True, 7, (np.arange(100_000, dtype=np.float32),)),
+    "a scalar": NewVersion(RUN, 7, 0, 3, 8, True, 7, (np.ones((), np.float32),)),
+    "rows": NewVersion(RUN, -1, 2, 3, 0, False, 0, (SMALL, np.arange(5) > 2), 12, (SMALL,)),
+    "large": NewVersion(RUN, 7, 0, 3, 8, True, 7, (np.arange(100_000, dtype=np.float32),)),
 }
 RECEIPTS = ((0, 1 << 40, 0, 0.25, 0), (1, 7, 2, -1.0, 3))
 REPORTS = {
@@ -51,7 +51,7 @@ REPORTS = {
     "without times": Report(RUN, 7, RECEIPTS, (), nan, noise_scale=2.0),
     "of many": Report(RUN, 7, tuple((r, r, 0, 0.5, 0) for r in range(300)), (0.5,), 0.25, (), bytes(88 * 300)),
 }
-MESSAGES: dict[str, Update | Version | Report] = {
+MESSAGES: dict[str, Update | NewVersion | Report] = {
     **{f"an update: {name}": update for name, update in UPDATES.items()},
     **{f"a version: {name}": version for name, version in VERSIONS.items()},
     **{f"a report: {name}": report for name, report in REPORTS.items()},
@@ -123,7 +123,7 @@ def test_what_has_no_place_in_the_layout_is_left_to_others() -> None:
     assert briefly.write(Update(RUN, 7, 3, 9, (SMALL.astype(">f4"),))) is None
     assert briefly.write(Update(RUN, 7, 3, 9, (SMALL,), (0.5,) * 40)) is None
     assert briefly.write(Update(1 << 70, 7, 3, 9, (SMALL,))) is None
-    assert briefly.write(Version(RUN, 7, 0, 3, 8, True, 7, ("bundle", SMALL))) is None
+    assert briefly.write(NewVersion(RUN, 7, 0, 3, 8, True, 7, ("bundle", SMALL))) is None
     assert briefly.write(Report(RUN, 7, RECEIPTS, (SMALL,), 0.25)) is None
     assert briefly.write(Report(RUN, 7, RECEIPTS, (), 0.25, why="?" * 2000)) is None
     assert briefly.write(Report(RUN, 7, (), (0.5,), 0.25)) is None
@@ -168,7 +168,7 @@ def test_bytes_that_are_not_what_was_sent_make_a_message_or_break_the_stream(nam
             reader.buffer_updated(len(bad))
             for data in came:
                 made = from_data(data)
-                assert isinstance(made, Update | Version | Report)
+                assert isinstance(made, Update | NewVersion | Report)
                 numbers = fields(made)[1 : 3 if isinstance(made, Report) else 4]
                 assert same(numbers, tuple(map(int, numbers)))
         except BrokenStream:

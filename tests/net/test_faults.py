@@ -29,7 +29,7 @@ from flowrt.net import peers as peers_module
 from flowrt.net import plans as plans_module
 from flowrt.net.master import Master, Registered
 from flowrt.net.messages import Resume
-from flowrt.net.node import Node
+from flowrt.net.node import NetworkNode
 from flowrt.net.sockets import unreachable
 from flowrt.net.tokens import new_token
 from flowrt.sched.host.host import Host
@@ -48,7 +48,7 @@ class World:
 
     master: Master
     hosts: dict[str, Host]
-    nodes: dict[str, Node]
+    nodes: dict[str, NetworkNode]
     addresses: dict[str, tuple[str, int]]
     token: str
     number: int = 0
@@ -82,7 +82,7 @@ async def world(**limits: int | None) -> AsyncIterator[World]:
     """Two nodes, ``ps`` and ``worker``, with these memory limits, each holding a variable of ones."""
     token = new_token()
     hosts = {task: Host(task, threads=1, memory_limit=limits.get(task.split("/")[1][4:])) for task in TASKS}
-    nodes = {task: Node(host, token) for task, host in hosts.items()}
+    nodes = {task: NetworkNode(host, token) for task, host in hosts.items()}
     try:
         async with (
             asyncio.timeout(60),
@@ -382,11 +382,11 @@ async def test_a_node_that_was_started_anew_is_lost(reach: asyncio.Event) -> Non
     old, new = Host(PS, threads=1), Host(PS, threads=1)
     try:
         async with asyncio.timeout(30):
-            async with Node(old, token).serving("127.0.0.1", 0) as server:
+            async with NetworkNode(old, token).serving("127.0.0.1", 0) as server:
                 port = server.port
                 master = Master({PS: ("127.0.0.1", port)}, token)
                 await master.open()
-            async with Node(new, token).serving("127.0.0.1", port):
+            async with NetworkNode(new, token).serving("127.0.0.1", port):
                 reach.set()
                 with pytest.raises(NodeLost, match="does not know this session any more"):
                     await master._peers.reach(PS)

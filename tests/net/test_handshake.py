@@ -14,7 +14,7 @@ from wire_world import HEAD, OPENING, TOKEN, echo, on_both_loops, proof_for, wir
 from flowrt.base.errors import AuthenticationError, RemoteError
 from flowrt.net import heads
 from flowrt.net.failures import Failures
-from flowrt.net.handshake import NONCE, Opening, Terms
+from flowrt.net.handshake import NONCE, HandshakeTerms, Opening
 from flowrt.net.messages import Carry, Drive, Enlist, Resume, Serve, to_hello
 from flowrt.net.transport import Connection, connect, serve
 
@@ -114,7 +114,11 @@ async def test_an_impostor_hears_a_nonce_and_a_seal() -> None:
         mine = Opening(os.urandom(NONCE), os.urandom(NONCE))
         theirs = Opening.read(heads.read(heard[-1]).headers)
         assert theirs is not None
-        proofs = [os.urandom(32), Terms(theirs, mine).node_proof("a guess"), Terms(theirs, theirs).client_proof("x")]
+        proofs = [
+            os.urandom(32),
+            HandshakeTerms(theirs, mine).node_proof("a guess"),
+            HandshakeTerms(theirs, theirs).client_proof("x"),
+        ]
         answer = {"Upgrade": "flowrt/3", **mine.headers(), "Flowrt-Proof": proofs[len(heard) % 3].hex()}
         writer.write(heads.written("HTTP/1.1 101 Switching Protocols", answer))
         rest = await reader.read()

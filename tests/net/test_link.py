@@ -14,7 +14,7 @@ from wire_world import on_both_loops, pair
 from flowrt.base.errors import ResourceError
 from flowrt.base.spec import Spec
 from flowrt.net.frames import allocate_array
-from flowrt.net.link import SMALL, Allowance, Link, Store
+from flowrt.net.link import SMALL, Allowance, LinkStore, TensorLink
 from flowrt.net.messages import Forget, Grant, Pull
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import Budget, Rendezvous
@@ -27,15 +27,15 @@ KIB = 1 << 10
 BUDGET = 64 * KIB
 
 
-def store(allowance: int = 0, allocate: Allocate = allocate_array) -> Store:
-    return Store(Rendezvous(), Budget(BUDGET), Allowance(allowance), lambda epoch: True, allocate)
+def store(allowance: int = 0, allocate: Allocate = allocate_array) -> LinkStore:
+    return LinkStore(Rendezvous(), Budget(BUDGET), Allowance(allowance), lambda epoch: True, allocate)
 
 
 @asynccontextmanager
-async def linked(here: Store, there: Store) -> AsyncIterator[Link]:
+async def linked(here: LinkStore, there: LinkStore) -> AsyncIterator[TensorLink]:
     """This side of a link to a task whose values are in ``there``."""
     async with pair() as (mine, theirs), asyncio.TaskGroup() as tasks:
-        ends = Link(mine, "there", here), Link(theirs, "here", there)
+        ends = TensorLink(mine, "there", here), TensorLink(theirs, "here", there)
         for end in ends:
             tasks.create_task(end.run())
         await asyncio.sleep(0)
@@ -46,7 +46,7 @@ async def linked(here: Store, there: Store) -> AsyncIterator[Link]:
                 end.close()
 
 
-def offer(there: Store, sizes: dict[int, int]) -> None:
+def offer(there: LinkStore, sizes: dict[int, int]) -> None:
     there.rendezvous.open(KEY, {edge: np.full(size, edge, np.uint8) for edge, size in sizes.items()})
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from flowrt.net.liveness import BEAT, LEAST, LOST, MOST, Change, Liveness, Standing
+from flowrt.net.liveness import BEAT, LEAST, LOST, MOST, Belief, Change, Liveness
 
-ALIVE, SUSPECT, GONE = Standing.ALIVE, Standing.SUSPECT, Standing.LOST
+ALIVE, SUSPECT, GONE = Belief.ALIVE, Belief.SUSPECT, Belief.LOST
 A, B = "/job:worker/task:0", "/job:worker/task:1"
 CALM = LEAST * BEAT  # seconds of silence that make a task suspect that answers on time
 Lateness = Callable[[random.Random], float]
@@ -128,7 +128,7 @@ def follow(signs: Iterable[float], until: float, lag: Callable[[], float] = lamb
 
 def silence(liveness: Liveness, begin: float) -> tuple[float, float]:
     """After how many silent seconds from ``begin`` on the task is suspect, and lost."""
-    found: dict[Standing, float] = {}
+    found: dict[Belief, float] = {}
     now = begin
     while GONE not in found:
         now += BEAT

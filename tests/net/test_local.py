@@ -23,7 +23,7 @@ from flowrt.base.errors import BrokenStream, NodeLost
 from flowrt.base.spec import Spec
 from flowrt.net import local as local_module
 from flowrt.net import shared
-from flowrt.net.frames import Place
+from flowrt.net.frames import LentPlace
 from flowrt.net.handshake import name_told_as
 from flowrt.net.local import Local
 from flowrt.net.transport import Bounds, Connection, connect, serve
@@ -538,7 +538,7 @@ async def misled(lie: Callable[[Ends], Any]) -> str:
 
 async def _told(ends: Ends, lie: Callable[[Ends], Any]) -> None:
     place = lie(ends)
-    if isinstance(place, Place):
+    if isinstance(place, LentPlace):
         channel = ends.client._stream.channel
         assert channel is not None
         channel.lend = lambda data, changing: place  # type: ignore[method-assign]
@@ -559,12 +559,12 @@ def say(*messages: bytes, file: int | None = None) -> Callable[[Ends], None]:
 
 
 PLACES = {
-    "a segment never shown": Place(77, 0, 9),
-    "beyond the end": Place(1, 1 << 40, 9),
-    "partly beyond": Place(1, (4 << 20) - PAGE, 9),
-    "wrapping around": Place(1, (1 << 64) - PAGE, 9),
-    "not at a line": Place(1, 32, 9),
-    "lent already": Place(1, 0, 1),
+    "a segment never shown": LentPlace(77, 0, 9),
+    "beyond the end": LentPlace(1, 1 << 40, 9),
+    "partly beyond": LentPlace(1, (4 << 20) - PAGE, 9),
+    "wrapping around": LentPlace(1, (1 << 64) - PAGE, 9),
+    "not at a line": LentPlace(1, 32, 9),
+    "lent already": LentPlace(1, 0, 1),
 }
 
 
@@ -581,7 +581,7 @@ def test_no_random_place_reaches_outside_of_what_was_shown(seed: int) -> None:
     async def talk() -> None:
         for _ in range(15):
             offset = int(rng.choice([0, PAGE, 1 << 20, 1 << 22, 1 << 31, 1 << 63])) + int(rng.integers(-1, 2)) * PAGE
-            place = Place(int(rng.integers(0, 4)), offset % (1 << 64), int(rng.integers(0, 4)))
+            place = LentPlace(int(rng.integers(0, 4)), offset % (1 << 64), int(rng.integers(0, 4)))
             async with neighbours() as ends:
                 kept = await ends.carry({"x": np.arange(FLOATS, dtype="float32")})
                 sending = asyncio.ensure_future(outcome(_told(ends, lambda ends: place)))  # noqa: B023

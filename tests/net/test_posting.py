@@ -16,7 +16,7 @@ from flowrt.base.errors import BrokenStream, ClosedError, SpecError
 from flowrt.base.valueclass import valueclass
 from flowrt.net.master import Master
 from flowrt.net.messages import is_posted, register_kinds
-from flowrt.net.node import Node
+from flowrt.net.node import NetworkNode
 from flowrt.net.tokens import new_token
 from flowrt.net.transport import Bounds
 from flowrt.sched.host.host import Host
@@ -150,7 +150,7 @@ class Ear:
 class Town:
     """Two nodes in this process that listen, and their master, which does too."""
 
-    def __init__(self, master: Master, nodes: dict[str, Node], ears: dict[str, Ear]) -> None:
+    def __init__(self, master: Master, nodes: dict[str, NetworkNode], ears: dict[str, Ear]) -> None:
         self.master, self.nodes, self.ears = master, nodes, ears
 
     def post(self, sender: str, receiver: str, message: Any) -> None:
@@ -169,7 +169,7 @@ async def town() -> AsyncIterator[Town]:
         for task in (A, B):
             host = Host(task, threads=1)
             stack.push_async_callback(host.aclose)
-            nodes[task] = Node(host, token)
+            nodes[task] = NetworkNode(host, token)
             host.iterations = ears[task]
             server = await stack.enter_async_context(nodes[task].serving("127.0.0.1", 0))
             addresses[task] = ("127.0.0.1", server.port)

@@ -16,7 +16,7 @@ from test_faults import TASKS, world
 from flowrt.base.errors import LinkBroken, NodeLost, ResourceError, StepCancelled
 from flowrt.base.spec import Spec
 from flowrt.net.connection import Connection
-from flowrt.net.link import SMALL, Link
+from flowrt.net.link import SMALL, TensorLink
 from flowrt.net.messages import Announce, Push
 from flowrt.sched.host import rendezvous as rendezvous_module
 from flowrt.sched.host.rendezvous import DEAD, Announced, Rendezvous
@@ -150,19 +150,19 @@ async def test_what_is_lost_with_a_link_fails_its_step_though_its_sender_has_end
 
 
 @asynccontextmanager
-async def losing_pushes(made: Any) -> AsyncIterator[tuple[asyncio.Future[Any], Link]]:
+async def losing_pushes(made: Any) -> AsyncIterator[tuple[asyncio.Future[Any], TensorLink]]:
     """A run of a step in which what the server pushes to the worker goes nowhere, and the link that it goes on."""
     step = await made.master.register(**relay(*TASKS, SCALAR))
     await made.run(step, 1.0)
     (link,) = made.nodes[PS]._links._links.values()
-    post = Link.post
+    post = TensorLink.post
 
-    def lose(sender: Link, message: Any) -> None:
+    def lose(sender: TensorLink, message: Any) -> None:
         if not (sender is link and type(message).__name__ == "Push"):
             post(sender, message)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Link, "post", lose)
+        patch.setattr(TensorLink, "post", lose)
         yield asyncio.ensure_future(made.run(step, 2.0)), link
 
 
@@ -190,8 +190,8 @@ async def test_what_is_pushed_unasked_is_small_or_the_link_ends(illegal: Any, wh
         (link,) = made.nodes[PS]._links._links.values()
         with pytest.MonkeyPatch.context() as patch:
             ends: list[str] = []
-            end = Link._end
-            patch.setattr(Link, "_end", lambda link: (ends.append(str(link._ending)), end(link)))
+            end = TensorLink._end
+            patch.setattr(TensorLink, "_end", lambda link: (ends.append(str(link._ending)), end(link)))
             link.post(illegal)
             await until(lambda: any(why in text for text in ends))
         await until(lambda: link.closed)

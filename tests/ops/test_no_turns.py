@@ -9,7 +9,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.base.spec import Spec
-from flowrt.sched.loops.structured import Rows
+from flowrt.sched.loops.structured import StackedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +58,6 @@ def test_what_maps_no_rows_has_gradients_of_either_order(options: dict[str, Any]
 
 
 def test_no_rows_have_the_shape_that_a_stretch_of_no_turns_told() -> None:
-    rows = Rows().and_rows(np.zeros((0, 4, 2)), (4, 2))
+    rows = StackedRows().and_rows(np.zeros((0, 4, 2)), (4, 2))
     assert rows.stacked(Spec("float64", (None, None, 2)), 0, False).shape == (0, 4, 2)
     assert rows.and_rows([np.ones((5, 2))]).stacked(Spec("float64", (None, None, 2)), 1, False).shape == (1, 5, 2)

@@ -17,12 +17,12 @@ from flowrt.passes.order_state import order_state
 from flowrt.passes.prune import prune
 
 if TYPE_CHECKING:
-    from flowrt.passes.step import Step
+    from flowrt.passes.step import StepGraph
 
 # ── order_state ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ordered(fetches: list[Any], targets: Any) -> Step:
+def ordered(fetches: list[Any], targets: Any) -> StepGraph:
     graph = (fetches + list(targets))[0].graph
     return order_state(prune(graph, fetches, targets, []))
 

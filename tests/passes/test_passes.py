@@ -24,7 +24,7 @@ from flowrt.passes import Compiled, compile_step
 from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.merge_common import merge_common
 from flowrt.passes.prune import prune
-from flowrt.passes.step import FED, Step
+from flowrt.passes.step import FED, StepGraph
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
@@ -126,7 +126,7 @@ def test_a_fetch_of_a_merged_node_follows_it() -> None:
 # ── fold_constants ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def fold(fetches: list[Tensor], feeds: Any = (), **options: Any) -> Step:
+def fold(fetches: list[Tensor], feeds: Any = (), **options: Any) -> StepGraph:
     return fold_constants(prune(fetches[0].graph, fetches, [], feeds), evaluate, **options)
 
 

@@ -9,7 +9,7 @@ import pytest
 from machine_world import DEAD, Draft, Program, Run
 
 from flowrt.base.errors import GraphError, InternalError
-from flowrt.sched.machine import ALL_DEAD, Kind, Next, StepMachine, Topology
+from flowrt.sched.machine import ALL_DEAD, Next, NodeKind, StepMachine, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,7 +163,7 @@ def test_a_send_is_launched_with_a_dead_input_so_that_the_other_end_hears_of_it(
     draft = Draft(feeds=2)
     false, true = draft.switch(0, 1)
     for side in (false, true):
-        draft.node(side, kind=Kind.SEND, outputs=0)
+        draft.node(side, kind=NodeKind.SEND, outputs=0)
     machine = StepMachine(draft.topology())
     assert machine.start() == Next(launch=[0], free=[])
     assert sorted(machine.complete(0, dead=0b01).launch) == [1, 2]
@@ -377,9 +377,9 @@ def test_a_variable_that_dies_stays_dead_while_its_loop_goes_on() -> None:
 def test_leaving_a_frame_twice_by_one_exit_is_refused() -> None:
     draft = Draft(feeds=1)
     merge = draft.merge(draft.enter(0, "f"), 4)
-    assert draft.node(merge, kind=Kind.NEXT_ITERATION) == 3
+    assert draft.node(merge, kind=NodeKind.NEXT_ITERATION) == 3
     draft.inputs[1] = (1, 3)
-    draft.node(merge, kind=Kind.EXIT)
+    draft.node(merge, kind=NodeKind.EXIT)
     run = Run(draft, [], [0])
     with pytest.raises(GraphError, match="two iterations of frame f left by it"):
         run.drive()
@@ -389,7 +389,7 @@ def test_leaving_a_frame_twice_by_one_exit_is_refused() -> None:
 
 
 def broken_cycle() -> Topology:
-    return Topology([Kind.PLAIN] * 2, [(1,), (0,)], [1, 1], [(), ()])
+    return Topology([NodeKind.PLAIN] * 2, [(1,), (0,)], [1, 1], [(), ()])
 
 
 def broken_crossing() -> Topology:
@@ -406,7 +406,7 @@ def broken_frame(frame: str, parallel: int) -> Callable[[], Topology]:
 
 def broken_exit() -> Topology:
     draft = Draft(feeds=1)
-    draft.node(0, kind=Kind.EXIT)
+    draft.node(0, kind=NodeKind.EXIT)
     return draft.topology()
 
 
@@ -419,13 +419,13 @@ def broken_loop() -> Topology:
     draft = Draft(feeds=1)
     seen = draft.enter(0, "f")
     merge = draft.merge(seen, 4)
-    draft.node(draft.node(merge, seen), kind=Kind.NEXT_ITERATION)
+    draft.node(draft.node(merge, seen), kind=NodeKind.NEXT_ITERATION)
     return draft.topology()
 
 
 def broken_merge() -> Topology:
     draft = Draft(feeds=1)
-    draft.node(draft.merge(draft.enter(0, "f")), kind=Kind.NEXT_ITERATION)
+    draft.node(draft.merge(draft.enter(0, "f")), kind=NodeKind.NEXT_ITERATION)
     return draft.topology()
 
 

@@ -10,13 +10,13 @@ import pytest
 import flowrt as fr
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import Spec
-from flowrt.sched.loops.structured import Rows
+from flowrt.sched.loops.structured import StackedRows
 
 PAIR = Spec("int64", (None, 2))
 
 
-def rows_of(*numbers: int) -> Rows:
-    rows = Rows()
+def rows_of(*numbers: int) -> StackedRows:
+    rows = StackedRows()
     for number in numbers:
         rows = rows.and_rows([np.array([number, -number])])
     return rows
@@ -30,7 +30,7 @@ def test_rows_become_one_array_in_either_order_with_zeros_behind(reverse: bool) 
 
 
 def test_no_rows_become_an_array_of_their_shape() -> None:
-    assert Rows().stacked(PAIR, 0, False).shape == (0, 2)
+    assert StackedRows().stacked(PAIR, 0, False).shape == (0, 2)
 
 
 def test_rows_that_follow_each_other_share_one_list() -> None:
@@ -47,7 +47,7 @@ def test_rows_followed_by_two_different_ones_keep_them_apart() -> None:
 
 
 def test_rows_of_different_shapes_are_no_array() -> None:
-    rows = Rows().and_rows([np.zeros(2)]).and_rows([np.zeros(1)])
+    rows = StackedRows().and_rows([np.zeros(2)]).and_rows([np.zeros(1)])
     with pytest.raises(SpecError, match=r"different shapes: \['\[1\]', '\[2\]'\]"):
         rows.stacked(Spec("float64", None), 2, False)
 

@@ -12,7 +12,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.base.errors import FlowrtError
-from flowrt.sched.drivers.messages import Rows, Version, Wants
+from flowrt.sched.drivers.messages import AskedRows, NewVersion, Wants
 from flowrt.sched.replica.asking import Asking
 from flowrt.sched.server.gathering import Gathering
 
@@ -238,7 +238,7 @@ def test_rows_that_take_long_come_behind_their_version() -> None:
     gathering.hear(wants(4), 0)
     way.later = []
     assert gathering.give(1, 5) == (4, ())
-    assert [(type(m), m.version, m.number, m.rows) for m in way.go_on()] == [(Rows, 5, 4, ([9],))]
+    assert [(type(m), m.version, m.number, m.rows) for m in way.go_on()] == [(AskedRows, 5, 4, ([9],))]
 
 
 class Asker:
@@ -263,7 +263,7 @@ class Asker:
         return self.asking.has(version, number, self.batches[number])
 
     def told(self, version: int, number: int, *rows: Any) -> None:
-        self.asking.hear(Version(1, version, 0, 1, 0, False, version, (), number, rows))
+        self.asking.hear(NewVersion(1, version, 0, 1, 0, False, version, (), number, rows))
 
 
 def test_a_replica_asks_again_for_rows_that_its_server_did_not_foresee_once() -> None:
@@ -273,7 +273,7 @@ def test_a_replica_asks_again_for_rows_that_its_server_did_not_foresee_once() ->
     assert (asker.has(5, 1), asker.asking.rows_of(0), asker.asked()) == (True, ("rows",), [])
     asker.told(6, 3, "others")
     assert [asker.has(6, 2), asker.has(6, 2), asker.asked()] == [False, False, [(2, 6)]]
-    asker.asking.hear(Rows(1, 6, 0, 1, 2, ("rows",)))
+    asker.asking.hear(AskedRows(1, 6, 0, 1, 2, ("rows",)))
     assert asker.has(6, 2)
 
 

@@ -19,7 +19,7 @@ from cluster_plans import CLIENT, PS, WORKERS, Writer
 
 from flowrt.base.spec import Spec
 from flowrt.net.frames import allocate_array
-from flowrt.net.link import Allowance, Link, Store, is_large
+from flowrt.net.link import Allowance, LinkStore, TensorLink, is_large
 from flowrt.net.messages import Done, Start
 from flowrt.net.started import Started
 from flowrt.sched.executor import Executor
@@ -201,7 +201,7 @@ class Task:
         self.host.budget = Budget(2 * NBYTES)
         self.host.credit.limit = credit
         self.host.remote = self  # type: ignore[assignment]
-        self.store = Store(
+        self.store = LinkStore(
             self.host.rendezvous,
             self.host.budget,
             Allowance(NBYTES),
@@ -209,7 +209,7 @@ class Task:
             allocate_array,
             credit=self.host.credit,
         )
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, TensorLink] = {}
         self.ended: dict[int, asyncio.Future[Done]] = {}
         self.started = Started(self.host, EPOCH, self._end, lambda error, what: (type(error).__name__, f"{error!r}"))
 
@@ -239,15 +239,15 @@ class World:
         self.rng = rng
         self.tasks = {task: Task(task, credit, rng) for task in TASKS}
         self._meet = Rendezvous()
-        self._store = Store(self._meet, Budget(1 << 40), Allowance(4 * NBYTES), lambda epoch: True, allocate_array)
-        self._links: dict[str, Link] = {}
+        self._store = LinkStore(self._meet, Budget(1 << 40), Allowance(4 * NBYTES), lambda epoch: True, allocate_array)
+        self._links: dict[str, TensorLink] = {}
         self._group: asyncio.TaskGroup
         self._numbers = iter(range(1 << 30))
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as self._group:
-            every: list[Link] = []
+            every: list[TensorLink] = []
             names = [CLIENT, *TASKS]
             for at, one in enumerate(names):
                 for other in names[at + 1 :]:
@@ -259,13 +259,13 @@ class World:
         for task in self.tasks.values():
             await task.host.aclose()
 
-    def _link(self, one: str, other: str) -> list[Link]:
+    def _link(self, one: str, other: str) -> list[TensorLink]:
         near, far = Wire(self.rng), Wire(self.rng)
         near.other, far.other = far, near
         ends = []
         for wire, here, there in ((near, one, other), (far, other, one)):
             store = self._store if here == CLIENT else self.tasks[here].store
-            link = Link(wire, there, store)  # type: ignore[arg-type]
+            link = TensorLink(wire, there, store)  # type: ignore[arg-type]
             (self._links if here == CLIENT else self.tasks[here].links)[there] = link
             self._group.create_task(link.run())
             ends.append(link)

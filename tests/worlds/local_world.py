@@ -13,7 +13,7 @@ import numpy as np
 from wire_world import TOKEN
 
 from flowrt.net.local import Local
-from flowrt.net.transport import Bounds, Connection, Server, connect, serve
+from flowrt.net.transport import Bounds, Connection, OpenPort, connect, serve
 from flowrt.sched.host.memory import Memory
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Ends:
     server: Connection
     locals: tuple[Local, Local]
     memory: Memory  # the client's
-    door: Server
+    door: OpenPort
 
     async def carry(self, message: Any) -> Any:
         """What comes of a message that the client sends."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flowrt.sched.machine import ALL_DEAD, COMPLETED, Enter, Kind, Next, StepMachine, Topology
+from flowrt.sched.machine import ALL_DEAD, COMPLETED, Enter, Next, NodeKind, StepMachine, Topology
 
 if TYPE_CHECKING:
     import random
@@ -21,7 +21,7 @@ class Draft:
     """A topology in the making, with a kernel on ints for each node."""
 
     feeds: int = 0
-    kinds: list[Kind] = field(default_factory=list)
+    kinds: list[NodeKind] = field(default_factory=list)
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     controls: list[tuple[int, ...]] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Draft:
     def node(
         self,
         *inputs: int,
-        kind: Kind = Kind.PLAIN,
+        kind: NodeKind = NodeKind.PLAIN,
         outputs: int = 1,
         after: Sequence[int] = (),
         kernel: Callable[..., int] = sum,
@@ -48,15 +48,15 @@ class Draft:
         return value
 
     def switch(self, data: int, pred: int) -> tuple[int, int]:
-        false = self.node(data, pred, kind=Kind.SWITCH, outputs=2)
+        false = self.node(data, pred, kind=NodeKind.SWITCH, outputs=2)
         return false, false + 1
 
     def merge(self, *inputs: int, after: Sequence[int] = ()) -> int:
-        return self.node(*inputs, kind=Kind.MERGE, after=after)
+        return self.node(*inputs, kind=NodeKind.MERGE, after=after)
 
     def enter(self, value: int, frame: str, is_constant: bool = False, parallel: int = 10) -> int:
         self.enters[len(self.kinds)] = Enter(frame, is_constant, parallel)
-        return self.node(value, kind=Kind.ENTER)
+        return self.node(value, kind=NodeKind.ENTER)
 
     def loop(
         self,
@@ -71,11 +71,11 @@ class Draft:
         inner = [self.enter(value, frame, is_constant=True, parallel=parallel) for value in constants]
         goes_on = self.node(merges[0], inner[0], kernel=lambda pair: int(pair[0] < pair[1]))
         switches = [self.switch(merge, goes_on) for merge in merges]
-        exits = [self.node(out, kind=Kind.EXIT) for out, _ in switches]
+        exits = [self.node(out, kind=NodeKind.EXIT) for out, _ in switches]
         results = body([stay for _, stay in switches], inner)
         for merge, result in zip(merges, results, strict=True):
             maker = self.makers[merge]
-            self.inputs[maker] = (self.inputs[maker][0], self.node(result, kind=Kind.NEXT_ITERATION))
+            self.inputs[maker] = (self.inputs[maker][0], self.node(result, kind=NodeKind.NEXT_ITERATION))
         return exits
 
     def topology(self, *keep: int) -> Topology:
@@ -103,7 +103,7 @@ class Run:
             assert activation not in self.running
             inputs = tuple(self.machine.inputs(activation))
             node = activation % len(self.draft.kinds)
-            if self.draft.kinds[node] is Kind.MERGE:
+            if self.draft.kinds[node] is NodeKind.MERGE:
                 inputs = (inputs[self.machine.merged(activation)],)
             assert all(value in self.values for value in inputs), "launched before its inputs"
             self.running[activation] = inputs
@@ -114,9 +114,9 @@ class Run:
         node = activation % len(self.draft.kinds)
         got = [self.values[value] for value in self.running[activation]]
         dead = ALL_DEAD if failed else 0
-        if not failed and self.draft.kinds[node] is Kind.SWITCH:
+        if not failed and self.draft.kinds[node] is NodeKind.SWITCH:
             dead = 0b01 if got[1] % 2 else 0b10
-        result = got[0] if self.draft.kinds[node] is not Kind.PLAIN else self.draft.kernels[node](got)
+        result = got[0] if self.draft.kinds[node] is not NodeKind.PLAIN else self.draft.kernels[node](got)
         live = [value for k, value in enumerate(self.machine.outputs(activation)) if not dead >> k & 1]
         assert not any(value in self.values for value in live), "produced twice"
         self.values.update(dict.fromkeys(live, result))
@@ -182,7 +182,7 @@ class Program:
 
     def compute(self, scope: list[int], inputs: list[int], kernel: Callable[..., int]) -> Callable[[Env], None]:
         makers = [(value, self.draft.makers[value]) for value in scope if value in self.draft.makers]
-        plain = [(value, node) for value, node in makers if self.draft.kinds[node] is Kind.PLAIN]
+        plain = [(value, node) for value, node in makers if self.draft.kinds[node] is NodeKind.PLAIN]
         before = self.rng.sample(plain, 1) if plain and self.rng.random() < 0.2 else []
         value = self.draft.node(*inputs, after=[node for _, node in before], kernel=kernel)
         scope.append(value)

@@ -9,14 +9,14 @@ from step_world import CPU, everywhere
 from flowrt.passes import Compiled, compile_step
 
 if TYPE_CHECKING:
-    from flowrt.passes.step import Step
+    from flowrt.passes.step import StepGraph
 
 
-def names(step: Step) -> list[str]:
+def names(step: StepGraph) -> list[str]:
     return [node.name for node in step.nodes.values()]
 
 
-def named(step: Step, name: str) -> Any:
+def named(step: StepGraph, name: str) -> Any:
     return next(node for node in step.nodes.values() if node.name == name)
 
 

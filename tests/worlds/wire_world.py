@@ -22,8 +22,8 @@ from flowrt.base.errors import (
 )
 from flowrt.net import heads
 from flowrt.net.frames import frame
-from flowrt.net.handshake import NONCE, Opening, Terms
-from flowrt.net.transport import Bounds, Connection, Server, connect, serve
+from flowrt.net.handshake import NONCE, HandshakeTerms, Opening
+from flowrt.net.transport import Bounds, Connection, OpenPort, connect, serve
 
 if TYPE_CHECKING:
     from flowrt.net.tls import Keys
@@ -124,7 +124,7 @@ async def ask(port: int, head: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def stranger(server: Server, *, hello: bool = True) -> AsyncIterator[tuple[asyncio.StreamReader, Any]]:
+async def stranger(server: OpenPort, *, hello: bool = True) -> AsyncIterator[tuple[asyncio.StreamReader, Any]]:
     """An authenticated peer that says what a test makes it say."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(f"{HEAD}\r\n\r\n".encode())
@@ -144,7 +144,7 @@ def proof_for(answer: bytes, token: str = TOKEN) -> bytes:
     node = Opening.read(head.headers)
     assert head.status == 101, answer
     assert node is not None
-    return Terms(OPENING, node).client_proof(token)
+    return HandshakeTerms(OPENING, node).client_proof(token)
 
 
 def wire(message: Any) -> bytes:

@@ -25,7 +25,7 @@ from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.turn import Turn, plain_turn, read_turn
 from flowrt.kernels.launch import Composite
 from flowrt.kernels.store import background
-from flowrt.kernels.store.background import Order
+from flowrt.kernels.store.background import CompileOrder
 from flowrt.kernels.store.fingerprint import fingerprint
 from flowrt.kernels.store.names import symbol_by_name
 from flowrt.kernels.store.objects import address_of, cache_folder, is_there
@@ -187,4 +187,4 @@ def sooner(scalar: Application, nested: Callable[[], Application]) -> Applicatio
     other = nested()
     if step.program.is_of_single_scalars and not all(step.is_compiled() for step in other.steps):
         return scalar
-    return replace(other, orders=(Order(symbol, LOOP + step.program.text()),))
+    return replace(other, orders=(CompileOrder(symbol, LOOP + step.program.text()),))

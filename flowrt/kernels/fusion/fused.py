@@ -48,7 +48,7 @@ from flowrt.kernels.language.table import Call, Form, View, kernel, product_flop
 from flowrt.kernels.language.variants import Variant, is_compiled, symbol_of
 from flowrt.kernels.launch import Application, Step, apply_kernel, copy_step
 from flowrt.kernels.store import background
-from flowrt.kernels.store.background import Order
+from flowrt.kernels.store.background import CompileOrder
 
 WORTH_BYTES = 4096
 """Less than this stays in the nearest cache, and a launch costs 10 ns: a compilation would not pay, but where there are
@@ -274,7 +274,7 @@ def _together(op: str, totals: Spec, result: Spec, device: str = "cpu") -> Appli
 # ── orders ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _orders(whole: Step) -> tuple[Order, ...]:
+def _orders(whole: Step) -> tuple[CompileOrder, ...]:
     variant, expression = whole.variant(), whole.kernel.expression
     symbol = symbol_of(variant)
     if background.was_tried(symbol) or expression is None:
@@ -282,7 +282,7 @@ def _orders(whole: Step) -> tuple[Order, ...]:
     inputs = [dtype.name for dtype in expression.inputs]
     members = [(member.op, member.operands, member.dtype.name) for member in expression.members]
     what = [inputs, members, expression.results, expression.folds, variant.ranks, variant.words]
-    return (Order(symbol, json.dumps(what)),)
+    return (CompileOrder(symbol, json.dumps(what)),)
 
 
 def ordered_variants(request: str) -> list[Variant]:

@@ -15,7 +15,7 @@ from flowrt.kernels.launch import COPY_OP, Application, apply_kernel
 
 if TYPE_CHECKING:
     from flowrt.kernels.fusion.program import Member, Whole
-    from flowrt.kernels.store.background import Order
+    from flowrt.kernels.store.background import CompileOrder
 
 
 class Parts:
@@ -26,8 +26,8 @@ class Parts:
         self.steps: list[Any] = []
         self._scratch: list[Spec] = []
         self._local: list[Spec] = []
-        self._orders: list[Order] = []
-        self._wishes: list[tuple[Order, int]] = []
+        self._orders: list[CompileOrder] = []
+        self._wishes: list[tuple[CompileOrder, int]] = []
 
     def take(self, spec: Spec) -> int:
         """The operand of new scratch."""

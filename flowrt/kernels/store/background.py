@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 @valueclass
-class Order:
+class CompileOrder:
     """What the helper is to compile: the symbol it will bear, and a line that says how to make it."""
 
     symbol: str
@@ -53,7 +53,7 @@ class _State:
     deaths: int = 0
     looked: float = 0.0
     read: bytes = b""
-    pending: dict[str, Order] = field(default_factory=dict)
+    pending: dict[str, CompileOrder] = field(default_factory=dict)
     sent: set[str] = field(default_factory=set)  # of the pending ones
     tries: Counter[str] = field(default_factory=Counter)
     done: set[str] = field(default_factory=set)
@@ -63,7 +63,7 @@ class _State:
 _state = _State()
 
 
-def submit(orders: Iterable[Order]) -> None:
+def submit(orders: Iterable[CompileOrder]) -> None:
     """Have the orders compiled some time, each once."""
     with _state.lock:
         _renew()
@@ -72,7 +72,7 @@ def submit(orders: Iterable[Order]) -> None:
         _send()
 
 
-def are_ready(orders: Sequence[Order]) -> bool:
+def are_ready(orders: Sequence[CompileOrder]) -> bool:
     """Whether all that is compiled or never will be. A look at the pipe is taken now and then; nothing waits."""
     with _state.lock:
         now = time.monotonic()

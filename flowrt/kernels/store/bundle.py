@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.package import PACKAGE
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.store.image import Image, Part, Words
+from flowrt.kernels.store.image import Image, ImagePart, Words
 from flowrt.kernels.store.loading import PAGE, map_file
 from flowrt.kernels.store.surroundings import identity
 
@@ -45,7 +45,7 @@ class Bundle:
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
-    parts: Mapping[str, tuple[Part, str]] = field(default_factory=dict)
+    parts: Mapping[str, tuple[ImagePart, str]] = field(default_factory=dict)
     base: int = 0
     objects: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
     file: int = -1
@@ -106,7 +106,7 @@ def _opened(file: int, first: int, index: Any) -> Bundle:
     """The bundle of that index, whose image begins at ``first``."""
     image, base = index["image"], 0
     tail = os.pread(file, image["size"] - image["tail"], first + image["tail"])
-    parts = {symbol: (Part(*place), proof) for symbol, (*place, proof) in image["parts"].items()}
+    parts = {symbol: (ImagePart(*place), proof) for symbol, (*place, proof) in image["parts"].items()}
     if parts and os.fstat(file).st_size >= first + image["size"] and digest_of(tail) == image["proof"]:
         words = Words(tuple(map(tuple, image["outside"])), tuple(map(tuple, image["own"])))
         base = map_file(file, first, image["size"], words)

@@ -70,7 +70,7 @@ class Object:
 def read_object(code: bytes) -> Object:
     """The object whose file is ``code``."""
     try:
-        return _Reader(code).read()
+        return _ElfReader(code).read()
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise Unlinkable(f"the object is damaged: {error}") from error
 
@@ -89,7 +89,7 @@ class _Header:
     entry: int
 
 
-class _Reader:
+class _ElfReader:
     def __init__(self, code: bytes) -> None:
         self._code = code
         if not code.startswith(_MAGIC):

@@ -13,7 +13,7 @@ from flowrt.base.valueclass import valueclass
 
 
 @valueclass
-class Part:
+class ImagePart:
     """One object of an image: its entry, and where its code begins and ends."""
 
     entry: int
@@ -34,6 +34,6 @@ class Image:
     """``body`` is to be mapped as it is, at a multiple of 4 KiB at least; from ``tail`` on it is all parts' own."""
 
     body: bytes
-    parts: Mapping[str, Part]
+    parts: Mapping[str, ImagePart]
     tail: int
     words: Words

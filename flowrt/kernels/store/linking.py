@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.store.elf import AARCH64, WRITABLE, X86_64, Object, Relocation, Unlinkable, read_object
-from flowrt.kernels.store.image import Image, Part, Words
+from flowrt.kernels.store.image import Image, ImagePart, Words
 
 Site: TypeAlias = "tuple[int, int]"  # an object and one of its sections
 Target: TypeAlias = "str | tuple[Site, int]"  # what another library has, or a place in a section
@@ -36,7 +36,7 @@ class _Linker:
         self._objects: list[Object] = []
         self._at: dict[Site, int] = {}  # where each section is
         self._constants: list[Site] = []
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, ImagePart] = {}
         self._slots: dict[Target, int] = {}  # words that hold the address of something
         self._stubs: dict[str, int] = {}
         self._outside: list[tuple[int, str]] = []
@@ -63,7 +63,7 @@ class _Linker:
         start = self._at.get((number, entry.section))
         if start is None or entry.value >= len(self._body) - start:
             raise Unlinkable(f"{symbol} is no code")
-        self._parts[symbol] = Part(start + entry.value, begin, len(self._body))
+        self._parts[symbol] = ImagePart(start + entry.value, begin, len(self._body))
 
     def image(self) -> Image:
         tail = self._align(CODE_ALIGNMENT)

@@ -28,14 +28,14 @@ LONGEST_NAP = 0.05  # between two looks at a lock, and the first one
 FIRST_NAP = 0.0005
 
 
-class _Thread(threading.local):
+class _LockingThread(threading.local):
     """What this thread works for."""
 
     wanted: Callable[[], bool] | None = None
 
 
 _log = logging.getLogger(__name__)
-_present = _Thread()
+_present = _LockingThread()
 _patience = PATIENCE
 
 

@@ -27,7 +27,7 @@ class Issuing(Protocol):
         """The outputs of a unit whose variables are held, once all of it is done; called in the device's lane."""
 
 
-class Device(Protocol):
+class OpenDevice(Protocol):
     """What the scheduler asks of a device, whichever it is."""
 
     @property

@@ -42,7 +42,7 @@ class Kernel(Protocol):
         """
 
 
-class Recorded(Protocol):
+class RecordedLaunches(Protocol):
     """Launches that a device does again by itself, told once."""
 
     @property
@@ -61,8 +61,8 @@ class Driver(Protocol):
 
     Two methods more may be there, and have more done in one call. ``part(memory, start, nbytes)`` answers some of a
     piece of memory as memory, from a multiple of 64 on: with it, all that a step computes there lies in one piece.
-    ``record(launches)`` answers a `Recorded` of pairs of a kernel and the operands that its ``launch`` would be given:
-    with both, a step that runs again is one call.
+    ``record(launches)`` answers a `RecordedLaunches` of pairs of a kernel and the operands that its ``launch`` would be
+    given: with both, a step that runs again is one call.
     """
 
     @property

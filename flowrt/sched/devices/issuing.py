@@ -39,7 +39,7 @@ PREPARED_PER_NODE = 64
 
 
 @dataclass(slots=True)
-class _Run:
+class _UnitRun:
     """One unit being carried out: the run's words, those of each kernel that may fail, and what is not waited for."""
 
     words: Array
@@ -69,7 +69,7 @@ class Issuer:
         if found is not None:
             return found
         values: dict[int, Value] = dict(zip(unit.inputs, inputs, strict=True))
-        last, run = self._last_uses(unit), _Run(words, [], [])
+        last, run = self._last_uses(unit), _UnitRun(words, [], [])
         for position in unit.nodes:
             node = self._plan.nodes[position]
             if words[STATUS]:
@@ -92,7 +92,7 @@ class Issuer:
             found = self._last[unit.nodes] = _by_position(used, frozenset(unit.outputs))
         return found
 
-    def _issue(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _Run) -> Sequence[Value]:
+    def _issue(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _UnitRun) -> Sequence[Value]:
         if node.op == CONSTANT:
             return (self._constant(position, node),)
         if node.op == "bring":
@@ -135,7 +135,7 @@ class Issuer:
 
     # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _compute(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _Run) -> list[DeviceArray]:
+    def _compute(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _UnitRun) -> list[DeviceArray]:
         key = tuple(v.shape if isinstance(v, DeviceArray) else (v.shape, v.tobytes()) for v in inputs)
         specs = [_spec(value) for value in inputs]
         kernel, outputs = self._kernel(position, key, node.op, specs, lambda: self._infer(node, inputs))
@@ -158,7 +158,7 @@ class Issuer:
                 known.popitem(last=False)
         return known[key]
 
-    def _launch(self, kernel: Kernel, node: PlanNode, operands: Sequence[DeviceArray], run: _Run) -> None:
+    def _launch(self, kernel: Kernel, node: PlanNode, operands: Sequence[DeviceArray], run: _UnitRun) -> None:
         scratch = [self._arena.empty(spec, f"{node.where()}, scratch") for spec in kernel.scratch]
         words = run.words.copy()
         with naming([node]):
@@ -167,7 +167,7 @@ class Issuer:
         if kernel.may_fail:
             run.failing.append((node, words))
 
-    def _finish(self, run: _Run) -> None:
+    def _finish(self, run: _UnitRun) -> None:
         """Wait for what was issued, and look what became of it."""
         finish(self._arena.driver, run.issued)
         run.issued.clear()
@@ -178,7 +178,7 @@ class Issuer:
 
     # ── variables ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _write(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _Run) -> None:
+    def _write(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _UnitRun) -> None:
         """Carry out a write to variables that are held."""
         if run.failing:
             self._finish(run)
@@ -198,7 +198,7 @@ class Issuer:
             value = updated
         self._holding.begin(name, value.seen_as(spec))
 
-    def _write_rows(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _Run) -> None:
+    def _write_rows(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _UnitRun) -> None:
         spec, names, specs = variable_spec(node), resources_of(node), [_spec(value) for value in inputs]
         self._infer(node, inputs)
         tables = [self._holding.own(name, spec) for name in names]

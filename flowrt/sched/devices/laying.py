@@ -56,7 +56,7 @@ class Home:
     last: int = 0
 
 
-class Copies(Protocol):
+class CopyKernels(Protocol):
     """Makes what copies so many bytes within the device, as a kernel of two operands."""
 
     def __call__(self, nbytes: int) -> Kernel: ...
@@ -144,7 +144,7 @@ class _Whole:
         return operand not in self.operands or (asked is not None and asked(output, operand))
 
 
-def lay(plan: Plan, region: Region, inputs: Sequence[Spec], prepare: Prepare, copies: Copies) -> RegionLayout:
+def lay(plan: Plan, region: Region, inputs: Sequence[Spec], prepare: Prepare, copies: CopyKernels) -> RegionLayout:
     """Lay ``region`` out for inputs of these concrete specs; those of ``shape_inputs`` carry their values.
 
     Raises `SpecError` naming the node that does not fit, `DataDependent` where the shapes cannot be known beforehand.
@@ -168,7 +168,7 @@ class _Layer:
     kernels: Mapping[int, _Whole]
     sharing: Sharing
     prepare: Prepare
-    copies: Copies
+    copies: CopyKernels
     homes: dict[int, Home] = field(default_factory=dict)  # root → where it lies
     memory: dict[Name, Home] = field(default_factory=dict)
     changes: dict[Name, list[int]] = field(default_factory=dict)  # places where each variable is written, in order

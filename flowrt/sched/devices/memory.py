@@ -22,13 +22,13 @@ from flowrt.sched.host.memory import MemoryStatistics, amount
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from flowrt.sched.devices.device import Device
+    from flowrt.sched.devices.device import OpenDevice
     from flowrt.sched.devices.driver import Array, Driver
 
 LARGEST = 8  # tensors that a refusal names
 
 
-class Keeper(Protocol):
+class DeviceKeeper(Protocol):
     """Who keeps memory of a device's for later that it could let go."""
 
     def let_go(self) -> None:
@@ -66,7 +66,7 @@ class DeviceArray:
         return Spec(self.dtype, self.shape)
 
     @property
-    def device(self) -> Device:
+    def device(self) -> OpenDevice:
         """The device that has it."""
         return self.storage.arena.device
 
@@ -83,10 +83,10 @@ class DeviceArray:
 class Arena:
     """The memory of one device, behind its ``driver``. All but `statistics` and `take_back` are for its lane."""
 
-    def __init__(self, device: Device, driver: Driver, limit: int | None = None) -> None:
+    def __init__(self, device: OpenDevice, driver: Driver, limit: int | None = None) -> None:
         self.device, self.driver = device, driver
         self.limit = min((bound for bound in (self.driver.limit, limit) if bound is not None), default=None)
-        self.keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+        self.keepers: weakref.WeakSet[DeviceKeeper] = weakref.WeakSet()
         self._held = self._peak = 0
         self._numbers = itertools.count()
         self._alive: dict[int, tuple[Spec, str]] = {}  # what each storage was made for, and by whom

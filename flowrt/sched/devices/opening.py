@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from flowrt.base.plan import Plan
-    from flowrt.sched.devices.device import Device
+    from flowrt.sched.devices.device import OpenDevice
     from flowrt.sched.devices.driver import Array
     from flowrt.sched.devices.issuing import Issuer
     from flowrt.sched.host.lanes import Lanes
@@ -53,7 +53,7 @@ class HostDevice:
 
 def open_devices(
     asked: Iterable[str] | None, lanes: Lanes, memory: Memory, limit: int | None = None
-) -> dict[str, Device]:
+) -> dict[str, OpenDevice]:
     """The devices of a host, by name: those ``asked`` for that are here, by default its own alone.
 
     What cannot be found or opened is left out, and the log says so.

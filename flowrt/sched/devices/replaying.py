@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flowrt.base.plan import PlanNode
-    from flowrt.sched.devices.driver import Array, Driver, Kernel, Recorded
+    from flowrt.sched.devices.driver import Array, Driver, Kernel, RecordedLaunches
     from flowrt.sched.devices.holding import Holding
     from flowrt.sched.regions.regions import Region
     from flowrt.sched.units import Unit
@@ -78,7 +78,7 @@ class _Again:
 
     memory: _Memory
     places: tuple[int, ...]
-    stretches: list[Recorded]
+    stretches: list[RecordedLaunches]
 
 
 @dataclass(slots=True, eq=False)

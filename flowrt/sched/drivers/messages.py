@@ -47,7 +47,7 @@ class BeginServer:
         combined: Where sets may be of any size, or weighted, ``apply`` is fed one update, which the server makes of the
             set: for each part of it, whether it is of rows, which are laid behind one another. Empty elsewhere.
         counted: Of the parts, how many, from the first on, count in sums of squares: others have the rest, too.
-        keeps: Whether another server may have to say what this one was ordered, and knows no more: see `Order`.
+        keeps: Whether another server may have to say what this one was ordered, and knows no more: see `ApplyOrder`.
         floor: With how few replicas a version is made, where they come and go; 0 where all are counted on.
     """
 
@@ -320,14 +320,14 @@ class Doing:
 
 
 @valueclass
-class Version:
+class NewVersion:
     """The ``values`` of a server's variables at ``version``, in the order of `BeginServer.values`.
 
     From server 0, ``spent`` is how many batches of the replica are, and if it has ``begun`` a version, it is to
     compute its update from the last of these. ``since`` is the oldest version that an update from this batch, or, if
     none is begun, from the next one, may be computed from to count: one from then on, under way, is gone on with. From
     others these three mean nothing. ``number`` is the batch for which rows come, 0 if for none: here, or, if it takes
-    long to gather them, as `Rows`.
+    long to gather them, as `AskedRows`.
     """
 
     run: int
@@ -343,7 +343,7 @@ class Version:
 
 
 @valueclass
-class Rows:
+class AskedRows:
     """What batch ``number`` of a replica wants of a server's tables at ``version``."""
 
     run: int
@@ -373,7 +373,7 @@ class Held:
 
 
 @valueclass
-class Order:
+class ApplyOrder:
     """From server 0: apply these replicas' updates to ``version``: their mean, or each times its one of ``weights``.
 
     ``versions`` are those that they were computed from, empty where that is ``version`` for all. Where server 0 may be
@@ -486,5 +486,5 @@ KINDS: tuple[type[Any], ...] = (
     *(BeginServer, BeginReplica, GoOn, Attach, Hold, Join, Stop),
     *(Batch, Draw, Allow, Lost, Probe),
     *(Update, Ready, Seen, Wants, Failed, Doing),
-    *(Version, Rows, Held, Order, Applied, Report, Gone, Pending, Ended),
+    *(NewVersion, AskedRows, Held, ApplyOrder, Applied, Report, Gone, Pending, Ended),
 )

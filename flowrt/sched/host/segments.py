@@ -113,13 +113,13 @@ class Segment:
         self.free.insert(at, (begin, end - begin))
 
 
-class Slot(np.ndarray[Any, Any]):
+class SegmentBytes(np.ndarray[Any, Any]):
     """The bytes of an array in a segment: what the array, and whatever sees a part of it, keeps."""
 
 
 def has_own_slot(array: Array) -> bool:
     """Whether an array is all of what lies in a slot: nobody else's memory."""
-    return type(array.base) is Slot and array.nbytes == array.base.nbytes
+    return type(array.base) is SegmentBytes and array.nbytes == array.base.nbytes
 
 
 class _Taken(weakref.ref[Any]):
@@ -184,7 +184,7 @@ class Segments:
                 return None
             offset = segment.take(size)
             segment.used = self._sweep
-        slot = Slot((nbytes,), np.uint8, segment.pages, offset)
+        slot = SegmentBytes((nbytes,), np.uint8, segment.pages, offset)
         taken = _Taken(slot, self._forget)
         taken.segment, taken.offset, taken.nbytes = segment, offset, nbytes
         self._alive[id(taken)] = taken

@@ -18,7 +18,7 @@ from flowrt.base.spec import normal_axes
 from flowrt.base.traits import is_alias
 from flowrt.kernels.composite.turn import Lookup
 from flowrt.kernels.ops.slices import BEYOND
-from flowrt.sched.loops.making import MOST_ENTRIES, Entries, Making, Table, Unfit, Value, check_entries
+from flowrt.sched.loops.making import MOST_ENTRIES, Entries, Making, TableAddress, Unfit, Value, check_entries
 from flowrt.sched.loops.structured import COND, LOOP
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ def _indexed_inside(node: PlanNode) -> Sequence[int]:
 
 def entries_of(making: Making, value: Value) -> Entries:
     """All the entries of a value."""
-    if not isinstance(value, Table):
+    if not isinstance(value, TableAddress):
         return value
     return _entries_at(making, value, _places(value.shape, ()))
 
 
 def part_of(making: Making, value: Value, key: Any) -> Entries:
     """The entries that a key of `getitem` names."""
-    if not isinstance(value, Table):
+    if not isinstance(value, TableAddress):
         return np.asarray(value[key])
     return _entries_at(making, value, _places(value.shape, key))
 
@@ -89,7 +89,7 @@ def _places(shape: tuple[int, ...], key: tuple[Any, ...]) -> Entries:
     return places
 
 
-def _entries_at(making: Making, table: Table, places: Entries) -> Entries:
+def _entries_at(making: Making, table: TableAddress, places: Entries) -> Entries:
     if not places.size:
         raise Unfit("no entries of a table")
     offsets = tuple(int(n) for n in places.flat)
@@ -120,8 +120,8 @@ def _row(making: Making, node: PlanNode, x: Value, axis: int, index: int, guard:
     if making.dtype(index) != np.int64:
         index = making.member("astype", [index], np.dtype(np.int64))
     looks = making.shared.looks
-    held = () if isinstance(x, Table) else tuple(int(n) for n in x.flat)
-    table, dtype = (x.place, x.dtype) if isinstance(x, Table) else (0, making.dtype(held[0]))
+    held = () if isinstance(x, TableAddress) else tuple(int(n) for n in x.flat)
+    table, dtype = (x.place, x.dtype) if isinstance(x, TableAddress) else (0, making.dtype(held[0]))
     looks.append(node)
     offsets, count = tuple(int(n) for n in places.flat), making.shared.word(size)
     found = Lookup(table, count, index, guard, pitch, offsets, dtype, len(looks) - 1, held)
@@ -132,7 +132,7 @@ def _indexable(making: Making, value: Value) -> Value:
     """The value as one that can be read at computed indices: constants are left in memory, too."""
     if not value.size:
         raise Unfit("a table of no entries")
-    if isinstance(value, Table) or (value >= 0).any():
+    if isinstance(value, TableAddress) or (value >= 0).any():
         return value
     constants = [making.shared.constants[-1 - int(n)] for n in value.flat]
     return making.shared.constant_table(np.array(constants, constants[0].dtype).reshape(value.shape))

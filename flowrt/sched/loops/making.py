@@ -44,7 +44,7 @@ MOST_ENTRIES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableAddress:
     """A value that is left in memory: the number of the constant that is its address."""
 
     place: int
@@ -56,7 +56,7 @@ class Table:
         return math.prod(self.shape)
 
 
-Value: TypeAlias = "Entries | Table"
+Value: TypeAlias = "Entries | TableAddress"
 
 
 class Unfit(Exception):
@@ -71,7 +71,7 @@ def _is_member(op: str, dtypes: tuple[np.dtype[Any], ...]) -> bool:
 
 
 @dataclass(slots=True)
-class Shared:
+class SharedValues:
     """What all turns of a program share: constants; those of them that the kernel shall not know; captured tables, by
     the constant that is their address; others, which are to be kept; the nodes that look something up."""
 
@@ -91,16 +91,16 @@ class Shared:
         self.constants.append(np.int64(value))
         return -len(self.constants)
 
-    def captured_table(self, operand: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Table:
+    def captured_table(self, operand: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> TableAddress:
         """A captured operand as a table."""
         place = self.word(0)
         self.captured[-1 - place] = operand
-        return Table(place, shape, dtype)
+        return TableAddress(place, shape, dtype)
 
-    def constant_table(self, array: np.ndarray[Any, Any]) -> Table:
+    def constant_table(self, array: np.ndarray[Any, Any]) -> TableAddress:
         """An array as a table."""
         self.held.append(np.ascontiguousarray(array))
-        return Table(self.word(self.held[-1].ctypes.data), array.shape, array.dtype)
+        return TableAddress(self.word(self.held[-1].ctypes.data), array.shape, array.dtype)
 
 
 @dataclass(slots=True)
@@ -152,8 +152,8 @@ class Making:
     program share, from -1 downwards."""
 
     inputs: Sequence[np.dtype[Any]]
-    shared: Shared
-    parts: list[list[PlainMember] | Alike | Lookup | Inside] = field(default_factory=list)
+    shared: SharedValues
+    parts: list[list[PlainMember] | Alike | Lookup | LoopInside] = field(default_factory=list)
     made: list[np.dtype[Any]] = field(default_factory=list)
     makers: list[int] = field(default_factory=list)  # of what is made, the part that makes it
     members: int = 0
@@ -224,7 +224,7 @@ class Making:
         if lanes != tuple(range(first, first + len(lanes))):
             return False
         place = self._maker(first)
-        return place == self._maker(last) and (place < 0 or isinstance(self.parts[place], Alike | Inside))
+        return place == self._maker(last) and (place < 0 or isinstance(self.parts[place], Alike | LoopInside))
 
     def _maker(self, number: int) -> int:
         """The part that makes an entry; -1 where it is there before."""
@@ -236,7 +236,7 @@ class Making:
         self.count(len(found.taken) + len(found.offsets))
         return self._number([found.dtype] * len(found.offsets))
 
-    def inside(self, loop: Inside) -> list[int]:
+    def inside(self, loop: LoopInside) -> list[int]:
         """The numbers of what a loop inside makes: what it carries last, and how many turns it took."""
         self.parts.append(loop)
         self.count(loop.unrolled.members, loop.unrolled.costly)
@@ -282,7 +282,7 @@ class Making:
 
     def _final_part(self, part: Any, kept: bool, final: Callable[[int], int], constants: tuple[int, ...]) -> Any:
         match part:
-            case Inside():
+            case LoopInside():
                 return part.loop(final, constants)
             case Lookup():
                 return part.renumbered(final)
@@ -319,7 +319,7 @@ class Unrolled:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class LoopInside:
     """A loop inside a turn in the making."""
 
     unrolled: Unrolled

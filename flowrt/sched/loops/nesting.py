@@ -23,7 +23,7 @@ from flowrt.sched.regions.regions import Region
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
-    from flowrt.kernels.store.background import Order
+    from flowrt.kernels.store.background import CompileOrder
     from flowrt.sched.regions.recorded import Recording
 
 Record: TypeAlias = "Callable[[Plan, Region, Sequence[Spec]], Recording]"
@@ -81,7 +81,7 @@ class _Nest:
     used: int = 0
     predicted: float = 0.0
     longest: float = 0.0
-    orders: tuple[Order, ...] = ()
+    orders: tuple[CompileOrder, ...] = ()
     constants: list[tuple[int, np.ndarray[Any, Any]]] = field(default_factory=list)
 
     @property

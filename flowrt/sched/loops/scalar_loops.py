@@ -16,7 +16,7 @@ from flowrt.base.spec import Spec
 from flowrt.kernels.composite.scalar_loop import ScalarLoopStep, ScalarProgram
 from flowrt.kernels.launch import Application
 from flowrt.sched.loops.lookups import indexed_inputs, is_table
-from flowrt.sched.loops.making import Shared, Table, Unfit
+from flowrt.sched.loops.making import SharedValues, TableAddress, Unfit
 from flowrt.sched.loops.structured import longest_seconds
 from flowrt.sched.loops.unrolled import SECONDS_PER_MEMBER, unroll_loop
 
@@ -65,7 +65,7 @@ def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
     return Application((step,), (), slots=slots, longest_seconds=longest_seconds(attrs, turns, seconds, longest))
 
 
-def _program(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[ScalarProgram, Shared, float, float]:
+def _program(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[ScalarProgram, SharedValues, float, float]:
     """The program of a loop on such inputs, what its turns share, a turn's seconds, and what loops inside may come to
     beside.
 
@@ -75,15 +75,15 @@ def _program(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[ScalarPr
     behind = carried + scanned
     shapes = [s.concrete for s in inputs[counted:]]
     shapes[carried:behind] = [shape[1:] for shape in shapes[carried:behind]]
-    shared, indexed = Shared(), indexed_inputs(attrs)
-    known: list[Spec | Table] = [Spec(s.dtype, shape) for s, shape in zip(inputs[counted:], shapes, strict=True)]
+    shared, indexed = SharedValues(), indexed_inputs(attrs)
+    known: list[Spec | TableAddress] = [Spec(s.dtype, shape) for s, shape in zip(inputs[counted:], shapes, strict=True)]
     for number, spec in enumerate(inputs[counted + behind :], behind):
         if is_table(spec.size, number in indexed):
             known[number] = shared.captured_table(number - behind, spec.concrete, spec.dtype)
     loop = unroll_loop(attrs, known, shared)
     if not loop.answers:
         raise Unfit("a loop that makes nothing")
-    widths = tuple(0 if isinstance(spec, Table) else spec.size for spec in known)
+    widths = tuple(0 if isinstance(spec, TableAddress) else spec.size for spec in known)
     program = ScalarProgram(
         *loop.turns(),
         widths[:carried],

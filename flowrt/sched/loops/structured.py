@@ -29,11 +29,11 @@ STATEFUL_LOOP, STATEFUL_COND = "stateful_loop", "stateful_cond"
 STRUCTURED = frozenset({LOOP, COND, STATEFUL_LOOP, STATEFUL_COND})
 PURE_STRUCTURED = frozenset({LOOP, COND})
 STACKING = frozenset({"no_rows", "append_row", "append_rows", "stack_rows"})
-"""Ops whose values are `Rows`, or are made of them."""
+"""Ops whose values are `StackedRows`, or are made of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class StackedRows:
     """The rows that a loop has stacked so far. Those that come of each other share one list, as long as each is
     followed by one: so a row more costs the same, however many there are. ``shape`` is a row's, where a step has told
     that of rows of which there may be none."""
@@ -42,11 +42,11 @@ class Rows:
     count: int = 0
     shape: tuple[int, ...] | None = None
 
-    def and_rows(self, rows: Sequence[Array], shape: tuple[int, ...] | None = None) -> Rows:
+    def and_rows(self, rows: Sequence[Array], shape: tuple[int, ...] | None = None) -> StackedRows:
         """These rows, and ``rows`` after them."""
         shared = self.shared if len(self.shared) == self.count else self.shared[: self.count]
         shared.extend(rows)
-        return Rows(shared, self.count + len(rows), self.shape if shape is None else shape)
+        return StackedRows(shared, self.count + len(rows), self.shape if shape is None else shape)
 
     def stacked(self, spec: Spec, length: int, reverse: bool, empty: Empty = np.empty) -> Array:
         """The rows as one array of that ``length``, zeros where there are none."""
@@ -94,7 +94,7 @@ def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], comput
     captured = inputs[counted + carried + scanned :]
     body, cond, limit = attrs["body"], attrs["cond"], attrs["limit"]
     turns = most_turns(attrs, [len(row) for row in rows], int(inputs[0]) if counted else None)
-    stacks = [Rows() for _ in body.fetches[carried:]]
+    stacks = [StackedRows() for _ in body.fetches[carried:]]
     done = 0
     while turns is None or done < turns:
         if cond is not None and not bool(run_body(cond, [*state, *captured], compute)[0]):

@@ -24,10 +24,10 @@ from flowrt.sched.loops.making import (
     MOST_ENTRIES,
     MOST_MEMBERS,
     Entries,
-    Inside,
+    LoopInside,
     Making,
-    Shared,
-    Table,
+    SharedValues,
+    TableAddress,
     Unfit,
     Unrolled,
     Value,
@@ -87,10 +87,10 @@ def _apply(name: str, op: _Op) -> Sequence[Value]:
         return [_reshaped(op.inputs[0], _known(op))]
     compute, reduction = _ENTRIES.get(name), reduction_of(name)
     if reduction is not None and reduction.in_rows:
-        made: Entries | Table = _reduced(op, reduction)
+        made: Entries | TableAddress = _reduced(op, reduction)
     else:
         made = _entrywise(name, op.making, op.inputs, op.dtype) if compute is None else compute(op)
-    if isinstance(made, Table):
+    if isinstance(made, TableAddress):
         return [made]
     check_entries(made.size)
     if any(op.making.dtype(int(n)) != op.dtype for n in made.flat) or op.shape not in (None, made.shape):
@@ -99,7 +99,7 @@ def _apply(name: str, op: _Op) -> Sequence[Value]:
 
 
 def _reshaped(value: Value, shape: tuple[int, ...]) -> Value:
-    return replace(value, shape=shape) if isinstance(value, Table) else value.reshape(shape)
+    return replace(value, shape=shape) if isinstance(value, TableAddress) else value.reshape(shape)
 
 
 def _known(op: _Op) -> tuple[int, ...]:
@@ -163,17 +163,17 @@ def _loop(op: _Op) -> Sequence[Value]:
         raise Unfit("a loop inside that scans or stacks rows")
     first = [entries_of(making, v) for v in op.inputs[counted : counted + carried]]
     given = [*first, *op.inputs[counted + carried :]]
-    known = [v if isinstance(v, Table) else Spec(making.dtype(int(v.flat[0])), v.shape) for v in given]
+    known = [v if isinstance(v, TableAddress) else Spec(making.dtype(int(v.flat[0])), v.shape) for v in given]
     unrolled = unroll_loop(attrs, known, making.shared)
     longest = longest_seconds(attrs, None, unrolled.members * SECONDS_PER_MEMBER, unrolled.longest)
-    captured = [v for v in given[carried:] if not isinstance(v, Table)]
+    captured = [v for v in given[carried:] if not isinstance(v, TableAddress)]
     count = int(op.inputs[0][()]) if counted else None
-    made = making.inside(Inside(unrolled, flat(first), flat(captured), attrs["limit"], count, op.guard, longest))
+    made = making.inside(LoopInside(unrolled, flat(first), flat(captured), attrs["limit"], count, op.guard, longest))
     values = numbered([v.shape for v in first])
     return [np.array(made, np.int64)[value] for value in values] + [np.array(made[-1], np.int64)]
 
 
-def unroll_loop(attrs: Mapping[str, Any], known: Sequence[Spec | Table], shared: Shared) -> Unrolled:
+def unroll_loop(attrs: Mapping[str, Any], known: Sequence[Spec | TableAddress], shared: SharedValues) -> Unrolled:
     """The bodies of a loop on values like these: what is carried, rows of what is scanned, captured."""
     carried, scanned = int(attrs["carried"]), int(attrs["scanned"])
     body, answers = _unroll(attrs["body"], known, shared)
@@ -186,11 +186,11 @@ def unroll_loop(attrs: Mapping[str, Any], known: Sequence[Spec | Table], shared:
     return Unrolled(*made, body, answers)
 
 
-def _unroll(body: Plan, known: Sequence[Spec | Table], shared: Shared) -> tuple[Making, list[Entries]]:
+def _unroll(body: Plan, known: Sequence[Spec | TableAddress], shared: SharedValues) -> tuple[Making, list[Entries]]:
     specs = [spec for spec in known if isinstance(spec, Spec)]
     numbers = iter(numbered([spec.concrete for spec in specs]))
     making = Making([spec.dtype for spec in specs for _ in range(spec.size)], shared)
-    return making, follow(making, body, [spec if isinstance(spec, Table) else next(numbers) for spec in known])
+    return making, follow(making, body, [spec if isinstance(spec, TableAddress) else next(numbers) for spec in known])
 
 
 def _fused(op: _Op) -> Sequence[Value]:

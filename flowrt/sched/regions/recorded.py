@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from flowrt.base.spec import Spec
     from flowrt.kernels.launch import Launchable, Operand
-    from flowrt.kernels.store.background import Order
+    from flowrt.kernels.store.background import CompileOrder
     from flowrt.sched.regions.regions import Name
 
 WORDS_SLOT, ARENA_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2, 3
@@ -90,7 +90,7 @@ class Recording:
     value_bytes: int  # of all that is computed and does not leave, did nothing share its memory
     predicted_seconds: float
     longest_seconds: float  # a guess of what its loops may come to whose turns values count; infinite without a limit
-    orders: tuple[Order, ...] = ()  # what, once it is compiled, makes a better recording
+    orders: tuple[CompileOrder, ...] = ()  # what, once it is compiled, makes a better recording
 
     @property
     def output_bytes(self) -> int:

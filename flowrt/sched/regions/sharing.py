@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ASSIGN = "assign"
 
 
-class Step(Protocol):
+class LaunchedStep(Protocol):
     """One launch: the first ``reads`` of its ``operands`` are only read, the others written."""
 
     @property
@@ -44,11 +44,11 @@ class Step(Protocol):
         """Whether each element of ``output`` is written after ``operand`` was last read there, and nowhere else."""
 
 
-class Application(Protocol):
+class Computation(Protocol):
     """What computes a node: its launches, one after another."""
 
     @property
-    def steps(self) -> Sequence[Step]: ...
+    def steps(self) -> Sequence[LaunchedStep]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +66,7 @@ class Sharing:
         return [self.carried.get(i, i) for i in lives.touches[name] if writes(lives.node(i).op)]
 
 
-def share(lives: Lives, applications: Mapping[int, Application]) -> Sharing:
+def share(lives: Lives, applications: Mapping[int, Computation]) -> Sharing:
     """Decide for the nodes that compute something, by place."""
     sharing = Sharing()
     leaving = {lives.roots[value] for value in lives.region.outputs}
@@ -88,7 +88,7 @@ def share(lives: Lives, applications: Mapping[int, Application]) -> Sharing:
 
 
 def _home(
-    lives: Lives, applications: Mapping[int, Application], sharing: Sharing, name: Name, leaving: set[int]
+    lives: Lives, applications: Mapping[int, Computation], sharing: Sharing, name: Name, leaving: set[int]
 ) -> None:
     """Decide for the assignments of one variable, in order."""
     tenants: list[int] = []  # what was read from the variable's memory, or computed in it
@@ -119,7 +119,7 @@ def _untouched(lives: Lives, touches: Sequence[int], number: int, root: int) -> 
 
 
 def _may_live_there(
-    lives: Lives, applications: Mapping[int, Application], assignment: int, root: int, tenants: Sequence[int]
+    lives: Lives, applications: Mapping[int, Computation], assignment: int, root: int, tenants: Sequence[int]
 ) -> bool:
     made = lives.of[root].first
     output = root - lives.outputs(made)[0]
@@ -138,7 +138,7 @@ def _waits_until(lives: Lives, index: int) -> int:
     return last
 
 
-def _gone(lives: Lives, application: Application, made: int, output: int, tenant: int) -> bool:
+def _gone(lives: Lives, application: Computation, made: int, output: int, tenant: int) -> bool:
     """Whether nobody needs ``tenant`` any more once the node at ``made`` writes its output over it."""
     last = lives.of[tenant].last
     return last < made or (last == made and _takes_over(lives, application, made, output, tenant))
@@ -148,7 +148,7 @@ def _gone(lives: Lives, application: Application, made: int, output: int, tenant
 
 
 def _dying(
-    lives: Lives, application: Application, index: int, number: int, taken: set[int], sharing: Sharing
+    lives: Lives, application: Computation, index: int, number: int, taken: set[int], sharing: Sharing
 ) -> int | None:
     """The input of a node over which its output may be written, if there is one."""
     size = lives.specs[lives.outputs(index)[number]].nbytes
@@ -161,7 +161,7 @@ def _dying(
     return None
 
 
-def _takes_over(lives: Lives, application: Application, index: int, number: int, root: int) -> bool:
+def _takes_over(lives: Lives, application: Computation, index: int, number: int, root: int) -> bool:
     inputs = [i for i, value in enumerate(lives.node(index).inputs) if lives.roots[value] == root]
     return may_overwrite(application, _operand(lives, index, number), inputs)
 
@@ -173,7 +173,7 @@ def _operand(lives: Lives, index: int, number: int) -> int:
 # Launches
 
 
-def may_overwrite(application: Application, output: int, inputs: Sequence[int]) -> bool:
+def may_overwrite(application: Computation, output: int, inputs: Sequence[int]) -> bool:
     """Whether the operand ``output`` may lie where the operands ``inputs`` do, which are one memory."""
     written = next((i for i, step in enumerate(application.steps) if output in step.operands), None)
     if written is None:
@@ -183,7 +183,7 @@ def may_overwrite(application: Application, output: int, inputs: Sequence[int]) 
     return all(application.steps[written].may_overwrite(output, operand) for operand in inputs)
 
 
-def writes_once(application: Application, output: int) -> bool:
+def writes_once(application: Computation, output: int) -> bool:
     """Whether one launch that cannot fail writes all of an operand."""
     writers = [step for step in application.steps if output in step.operands[step.reads :]]
     return len(writers) == 1 and not any(step.may_fail for step in application.steps)

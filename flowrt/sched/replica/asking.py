@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.sched.drivers.messages import BeginReplica, Rows, Version, Wants
+from flowrt.sched.drivers.messages import AskedRows, BeginReplica, NewVersion, Wants
 from flowrt.sched.drivers.way import Way, checked
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Asking:
         values = tuple([batch[i] for i in role.wants[server]])
         self._way.post(role.servers[server], Wants(role.run, role.replica, number, version, values))
 
-    def hear(self, message: Rows | Version) -> None:
+    def hear(self, message: AskedRows | NewVersion) -> None:
         """Take in what a server says of rows."""
         server, version, number = message.server, message.version, message.number
         rows = message.rows

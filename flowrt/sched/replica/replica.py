@@ -22,18 +22,18 @@ from flowrt.base.device import CLIENT
 from flowrt.base.errors import name_error
 from flowrt.sched.drivers.measuring import square_of
 from flowrt.sched.drivers.messages import (
+    AskedRows,
     Batch,
     BeginReplica,
     Doing,
     Draw,
     Failed,
     Lost,
+    NewVersion,
     Probe,
     Ready,
-    Rows,
     Seen,
     Update,
-    Version,
 )
 from flowrt.sched.drivers.pulse import Pulse
 from flowrt.sched.drivers.way import Unread, Way, bundled, checked, unbundled
@@ -110,7 +110,7 @@ class Replica:
         self.way.post(self.role.servers[0], Lost(self.role.run, self.role.replica, self.role.turn, leaves=True))
         self._go_on()
 
-    def hear(self, message: Batch | Draw | Version | Rows | Probe) -> None:
+    def hear(self, message: Batch | Draw | NewVersion | AskedRows | Probe) -> None:
         """Take in a batch, or which one to read, a version, or rows; or say what is done here."""
         match message:
             case Batch():
@@ -119,19 +119,19 @@ class Replica:
             case Draw():
                 if self._reader is not None:
                     self._reader.draw(message.number, message.identities)
-            case Version():
+            case NewVersion():
                 if message.version > self._at[message.server]:
                     self._take(message)
                 elif message.version == self._at[message.server]:
                     self._take_rows(message)  # those that came with it before may be lost
                     if self.role.staleness and self.task is None:  # else an update acknowledges it
                         self._see(message.server, message.version, waits=not self._under_way)
-            case Rows():
+            case AskedRows():
                 self._take_rows(message)
             case Probe():
                 self.way.post(CLIENT, Doing(self.role.run, self.role.replica, self.watch.so_far()))
 
-    def _take_rows(self, message: Version | Rows) -> None:
+    def _take_rows(self, message: NewVersion | AskedRows) -> None:
         if self._asking is not None:
             self._asking.hear(message)
             self._go_on()
@@ -171,7 +171,7 @@ class Replica:
                 there = {n: batch for n, batch in self._batches.items() if not isinstance(batch, Unread)}
                 self._asking.broken(server, there)
 
-    def _take(self, message: Version) -> None:
+    def _take(self, message: NewVersion) -> None:
         server = message.server
         self._at[server], self._values[server] = message.version, unbundled(message.values)
         if self._asking is not None:

@@ -27,6 +27,8 @@ from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS, Keeping
 from flowrt.sched.drivers.messages import (
     Allow,
     Applied,
+    ApplyOrder,
+    AskedRows,
     Batch,
     BeginReplica,
     BeginServer,
@@ -36,15 +38,13 @@ from flowrt.sched.drivers.messages import (
     Held,
     Join,
     Lost,
-    Order,
+    NewVersion,
     Probe,
     Ready,
     Report,
-    Rows,
     Seen,
     Stop,
     Update,
-    Version,
     Wants,
 )
 from flowrt.sched.drivers.tasks import Tasks
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 Plans: TypeAlias = "Callable[[int], Executor]"
 _log = logging.getLogger(__name__)
 _STEPS = Spec("int64", ())
-_TO_SERVERS = frozenset({Update, Seen, Wants, Order, Allow, Lost, Ready, Held, Applied, Failed})
-_TO_REPLICAS = frozenset({Version, Rows, Batch, Draw, Probe})
+_TO_SERVERS = frozenset({Update, Seen, Wants, ApplyOrder, Allow, Lost, Ready, Held, Applied, Failed})
+_TO_REPLICAS = frozenset({NewVersion, AskedRows, Batch, Draw, Probe})
 SETTLE_SECONDS = 5.0  # how long the end of a run waits for servers to apply what they were ordered to
 REST_SECONDS = 2.0  # how long who comes waits for what was ordered for those who are away
 

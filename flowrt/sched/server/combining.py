@@ -42,7 +42,7 @@ class Combiner:
     def __init__(self, rows: Sequence[bool], replicas: int, way: Way, measured: int = 0) -> None:
         self._rows, self._replicas, self._way, self._measured = tuple(rows), replicas, way, measured
         self.square = math.nan
-        self._sums: tuple[Any, list[_Sum]] = (None, [])
+        self._sums: tuple[Any, list[_PartSum]] = (None, [])
 
     def combine(
         self, updates: Sequence[Parts], weights: Weights, then: Callable[[Parts], None], failed: Failed
@@ -72,7 +72,7 @@ class Combiner:
         """Let the memory of sums go; what is asked for later makes it anew."""
         self._sums = (None, [])
 
-    def _sums_for(self, updates: Sequence[Parts]) -> list[_Sum]:
+    def _sums_for(self, updates: Sequence[Parts]) -> list[_PartSum]:
         """What sums the dense parts: made once for parts of these dtypes and shapes."""
         dense = [part for part, of_rows in enumerate(self._rows) if not of_rows]
         kinds = [[(parts[part].dtype, parts[part].shape) for part in dense] for parts in updates]
@@ -86,13 +86,13 @@ class Combiner:
                 of_dtype.setdefault(updates[0][part].dtype, []).append(part)
             shapes = {part: updates[0][part].shape for part in dense}
             made = [
-                _Sum(dtype, parts, [shapes[part] for part in parts], self._replicas, self._way.host)
+                _PartSum(dtype, parts, [shapes[part] for part in parts], self._replicas, self._way.host)
                 for dtype, parts in of_dtype.items()
             ]
             self._sums = (kinds[0], made)
         return self._sums[1]
 
-    def _compute_now(self, updates: Sequence[Parts], sums: Sequence[_Sum], weights: Weights) -> Parts:
+    def _compute_now(self, updates: Sequence[Parts], sums: Sequence[_PartSum], weights: Weights) -> Parts:
         for each in sums:
             each.begin(updates, weights)
             each.compute(0, each.blocks)
@@ -101,7 +101,7 @@ class Combiner:
     async def _compute(
         self,
         updates: Sequence[Parts],
-        sums: Sequence[_Sum],
+        sums: Sequence[_PartSum],
         weights: Weights,
         then: Callable[[Parts], None],
         failed: Failed,
@@ -121,7 +121,7 @@ class Combiner:
         else:
             then(made)
 
-    def _put_together(self, updates: Sequence[Parts], sums: Sequence[_Sum], weights: Weights) -> Parts:
+    def _put_together(self, updates: Sequence[Parts], sums: Sequence[_PartSum], weights: Weights) -> Parts:
         """The parts in their order: sums that are computed, and rows."""
         made: dict[int, Array] = {
             part: array for each in sums for part, array in zip(each.parts, each.made, strict=True)
@@ -135,7 +135,7 @@ class Combiner:
         return combined
 
 
-class _Sum:
+class _PartSum:
     """Sums of the ``parts`` of one dtype and of these shapes, which lie in ``made``."""
 
     def __init__(

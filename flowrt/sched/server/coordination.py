@@ -24,13 +24,13 @@ from flowrt.base.errors import DeviceLost, FlowrtError, GraphError, LinkBroken, 
 from flowrt.sched.drivers.messages import (
     Allow,
     Applied,
+    ApplyOrder,
     BeginServer,
     Ended,
     Failed,
     Gone,
     Held,
     Lost,
-    Order,
     Pending,
     Ready,
     Report,
@@ -375,9 +375,9 @@ class Coordination:
         self._obey(order.version, replicas, order.weights, order.versions)
         return True
 
-    def order(self, version: int, replicas: tuple[int, ...]) -> Order:
+    def order(self, version: int, replicas: tuple[int, ...]) -> ApplyOrder:
         """The order to apply the set of the open version."""
-        order = Order(self._role.run, version, replicas, self.weights, self.versions)
+        order = ApplyOrder(self._role.run, version, replicas, self.weights, self.versions)
         if not self._role.keeps:
             return order
         was = dict(self._value.was)

@@ -26,7 +26,7 @@ WINDOW = 256  # reports on their way to a client
 _FIELDS = tuple(field.name for field in fields(Report))
 
 
-class Terms(NamedTuple):
+class DetachedTerms(NamedTuple):
     """What `BeginServer.detached` says.
 
     Args:
@@ -52,7 +52,7 @@ class Detached:
     """Of one run: its batches, by whom they are held, and its reports."""
 
     def __init__(self, role: BeginServer, way: Way) -> None:
-        self.terms = terms = Terms(*role.detached)
+        self.terms = terms = DetachedTerms(*role.detached)
         self._role, self._way = role, way
         total = None if terms.total < 0 else terms.total
         self._handing = Handing(len(role.replicas), terms.depth, terms.first, terms.returned, total)

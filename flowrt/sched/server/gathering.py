@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowrt.sched.drivers.messages import BeginServer, Rows, Update, Wants
+from flowrt.sched.drivers.messages import AskedRows, BeginServer, Update, Wants
 from flowrt.sched.drivers.way import Way, checked
 
 if TYPE_CHECKING:
@@ -121,4 +121,4 @@ class Gathering:
 
     def _post(self, replica: int, version: int, number: int, rows: Sequence[Array]) -> None:
         role = self._role
-        self._way.post(role.replicas[replica], Rows(role.run, version, role.server, replica, number, tuple(rows)))
+        self._way.post(role.replicas[replica], AskedRows(role.run, version, role.server, replica, number, tuple(rows)))

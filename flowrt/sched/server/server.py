@@ -23,16 +23,16 @@ from flowrt.base.valueclass import replace
 from flowrt.sched.drivers.messages import (
     Allow,
     Applied,
+    ApplyOrder,
     BeginServer,
     Failed,
     Held,
     Lost,
-    Order,
+    NewVersion,
     Probe,
     Ready,
     Seen,
     Update,
-    Version,
     Wants,
 )
 from flowrt.sched.drivers.way import Way, bundled, checked, unbundled
@@ -90,8 +90,8 @@ class Server:
         fed = zip(role.applied, apply.plan.feeds, strict=True)
         self._expected = {part: feed for (member, part), feed in fed if member == 0}  # of each part of an update
         self._gathering = None if gather is None else Gathering(role, gather, way, self._fail, self._obey_waiting)
-        self._waiting: Order | None = None  # for rows to be taken first
-        self._orders: deque[Order] = deque(maxlen=REMEMBERED)  # that were heard, should server 0 be lost
+        self._waiting: ApplyOrder | None = None  # for rows to be taken first
+        self._orders: deque[ApplyOrder] = deque(maxlen=REMEMBERED)  # that were heard, should server 0 be lost
         self._combiner = (
             Combiner(role.combined, len(role.replicas), way, role.counted if role.measures else 0)
             if role.combined
@@ -165,7 +165,7 @@ class Server:
                     self._told[replica].asks |= version >= self._told[replica].newest
                     self._acknowledge(replica, version)
                     self._tell(replica)
-            case Order(_, version, replicas, weights, versions):
+            case ApplyOrder(_, version, replicas, weights, versions):
                 if not self.over:  # else the opening of the next run decides
                     if self.role.keeps and (not self._orders or self._orders[-1].version < version):
                         self._orders.append(message)
@@ -285,9 +285,9 @@ class Server:
         weights: tuple[float, ...] | None = None,
         versions: tuple[int, ...] = (),
     ) -> None:
-        """Apply a set of updates, once: their mean, or each times its weight; see `Order`."""
+        """Apply a set of updates, once: their mean, or each times its weight; see `ApplyOrder`."""
         if self.role.staleness and not self.over and self._gathering is not None and not self._gathering.rests:
-            self._waiting = Order(self.role.run, version, replicas, weights, versions)
+            self._waiting = ApplyOrder(self.role.run, version, replicas, weights, versions)
             return
         self._shard, updates = self._shard.take(version, replicas, versions)
         if updates is None:
@@ -394,7 +394,7 @@ class Server:
         told.waiting[self._at] = self.way.clock()
         booked = (0, False, 0) if self.coordination is None else self.coordination.booked(replica)
         number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, self._at)
-        told_now = Version(role.run, self._at, role.server, replica, *booked, self._values, number, rows)
+        told_now = NewVersion(role.run, self._at, role.server, replica, *booked, self._values, number, rows)
         self.way.post(role.replicas[replica], told_now)
 
     def _acknowledge(self, replica: int, version: int) -> None:

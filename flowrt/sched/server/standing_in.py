@@ -11,7 +11,7 @@ from math import nan
 from typing import TYPE_CHECKING
 
 from flowrt.base.valueclass import replace
-from flowrt.sched.drivers.messages import Order, Report
+from flowrt.sched.drivers.messages import ApplyOrder, Report
 from flowrt.sched.server.coordination import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WHY = "as was ordered by a server that was lost before it told of more"
 
 
-def left_with_orders(left: Left, orders: Sequence[Order], server: int) -> Left:
+def left_with_orders(left: Left, orders: Sequence[ApplyOrder], server: int) -> Left:
     """What is ``left`` of a run on one of its other servers, which heard these orders."""
     left = replace(left, server=server)
     if not orders:
@@ -36,7 +36,7 @@ def left_with_orders(left: Left, orders: Sequence[Order], server: int) -> Left:
     )
 
 
-def report_of(order: Order) -> Report:
+def report_of(order: ApplyOrder) -> Report:
     """What there is to report of an order that all have obeyed."""
     versions = order.versions or (order.version,) * len(order.replicas)
     kept = zip(order.replicas, order.batches, versions, strict=True)

@@ -47,7 +47,7 @@ from flowrt.sched.tape.schedule import control
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
     from flowrt.kernels.launch import Launchable
-    from flowrt.kernels.store.background import Order
+    from flowrt.kernels.store.background import CompileOrder
 
 NO_BYTES = Spec("uint8", (0,))
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
@@ -62,7 +62,7 @@ def record(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Recording:
 
 
 @valueclass
-class Resident:
+class ResidentTensor:
     """A tensor that a region computes, or the scratch of a launch: made by the plan's ``node``, in memory from the
     ``first`` to the ``last`` node of the region that needs it, by place. It may share that memory with those before it.
     """
@@ -74,7 +74,7 @@ class Resident:
     last: int
 
 
-def residents(plan: Plan, region: Region, inputs: Sequence[Spec]) -> list[Resident]:
+def residents(plan: Plan, region: Region, inputs: Sequence[Spec]) -> list[ResidentTensor]:
     """What is in memory while a region runs on inputs of these specs, its variables, inputs and constants apart."""
     recorder = _recorder(plan, region, inputs)
     lives, found = recorder.lives, []
@@ -87,11 +87,11 @@ def residents(plan: Plan, region: Region, inputs: Sequence[Spec]) -> list[Reside
             leaves, life = value in recorder.leaves, lives.of[value]
             last = len(region.nodes) - 1 if leaves else life.last
             what = "output" if leaves else "value"
-            found.append(Resident(region.nodes[index], what, lives.specs[value], life.first, last))
+            found.append(ResidentTensor(region.nodes[index], what, lives.specs[value], life.first, last))
     for storage in recorder.arena:
         if id(storage) not in homed:
             place = region.nodes[storage.first]
-            found.append(Resident(place, "scratch", storage.spec, storage.first, storage.last))
+            found.append(ResidentTensor(place, "scratch", storage.spec, storage.first, storage.last))
     return found
 
 
@@ -182,8 +182,8 @@ class _Recorder:
     local_bytes: int = 0
     value_bytes: int = 0
     cost: Cost = field(default_factory=Cost)
-    orders: list[Order] = field(default_factory=list)
-    wishes: Counter[Order] = field(default_factory=Counter)  # with the bytes that they would save together
+    orders: list[CompileOrder] = field(default_factory=list)
+    wishes: Counter[CompileOrder] = field(default_factory=Counter)  # with the bytes that they would save together
     longest: float = 0.0
 
     # Where values lie

@@ -33,7 +33,7 @@ from flowrt.base.errors import GraphError, InternalError
 from flowrt.base.valueclass import among, put, replace, stateclass
 from flowrt.sched.policies.policy import Offer, Policy, Record
 from flowrt.sched.versions.book import Book
-from flowrt.sched.versions.ledger import Ledger, Receipt, Stuck
+from flowrt.sched.versions.ledger import AppliedVersion, Receipt, Stuck
 from flowrt.sched.versions.quorum import Quorum, Verdict
 from flowrt.sched.versions.standing import ENDED, Standing, outcome
 
@@ -83,7 +83,7 @@ class Coordinator:
     closing: bool = False
     published: frozenset[int] = frozenset()
     waiting: tuple[Offer, ...] = ()
-    history: tuple[Ledger, ...] = ()
+    history: tuple[AppliedVersion, ...] = ()
     was: tuple[tuple[int, int], ...] = ()
 
     @classmethod
@@ -442,7 +442,7 @@ class Coordinator:
             quorum.offers, quorum.kept, missing, now - quorum.opened - waited, closed - quorum.opened, self.square
         )
 
-    def _account(self) -> Ledger:
+    def _account(self) -> AppliedVersion:
         """The open version's ledger. Its set is fixed; who does not go on stands as then."""
         assert self.quorum.closed_at is not None
         kept, going, was = self.quorum.kept, self._going(), dict(self.was)
@@ -452,7 +452,7 @@ class Coordinator:
             for replica, (standing, computed, spent) in each
             if standing in ENDED and replica not in going
         )
-        return Ledger(self.version, self.quorum.kept, receipts, self.quorum.closed_at)
+        return AppliedVersion(self.version, self.quorum.kept, receipts, self.quorum.closed_at)
 
     def _follow(self) -> Coordinator:
         """Where replicas come and go, the open version is made of all but those that it has lost."""
@@ -479,7 +479,7 @@ class Coordinator:
             ]
         )
 
-    def _ledger(self, version: int) -> Ledger | None:
+    def _ledger(self, version: int) -> AppliedVersion | None:
         self._check(version, 0)
         for ledger in reversed(self.history):
             if ledger.version == version:

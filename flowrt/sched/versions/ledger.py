@@ -43,7 +43,7 @@ class Receipt:
 
 
 @valueclass
-class Ledger:
+class AppliedVersion:
     """A version that every server has applied: its set, in replica order, and a receipt per tower begun.
 
     ``now`` is when the set was fixed, in the caller's seconds.

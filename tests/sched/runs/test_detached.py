@@ -20,7 +20,7 @@ import flowrt as fr
 from flowrt.base.device import CLIENT
 from flowrt.sched.drivers.messages import Draw, Report
 from flowrt.sched.server import detached
-from flowrt.sched.server.detached import Detached, Kept, Terms
+from flowrt.sched.server.detached import Detached, DetachedTerms, Kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +41,7 @@ class World:
     def __init__(self, depth: int = 2, total: int = -1, **terms: Any) -> None:
         self.posted: list[tuple[str, Any]] = []
         role: Any = SimpleNamespace(
-            run=7, version=3, replicas=("a", "b"), detached=tuple(Terms("job", depth, 1, 0, total, **terms))
+            run=7, version=3, replicas=("a", "b"), detached=tuple(DetachedTerms("job", depth, 1, 0, total, **terms))
         )
         way: Any = SimpleNamespace(post=lambda peer, message: self.posted.append((peer, message)))
         self.made = Detached(role, way)

@@ -23,7 +23,7 @@ from test_schedules import LONG, Length, drawn
 
 from flowrt.base.errors import LedgerError
 from flowrt.base.valueclass import valueclass
-from flowrt.data.order import Order
+from flowrt.data.order import BatchOrder
 from flowrt.data.sources import Source
 from flowrt.ledger.writer import Writer
 from flowrt.sched.replica import reading
@@ -39,7 +39,7 @@ DEPTH = 3  # batches of a replica that nobody may account for in the end: they a
 class Numbered(Source):
     """A batch is its identity."""
 
-    order: Order
+    order: BatchOrder
 
     @property
     def specs(self) -> Any:
@@ -92,7 +92,7 @@ class Seen:
         """Attach, or begin, and read so many reports, or all; answers whether the run has come to its end."""
         steps = self.world.client(epoch)
         steps._detached, steps._session.rests = "job", Rests()  # type: ignore[misc]
-        training, last = steps.run(Numbered(Order(self.total, 1, False, 0, 1, False))), None
+        training, last = steps.run(Numbered(BatchOrder(self.total, 1, False, 0, 1, False))), None
         try:
             while count is None or count > 0:
                 report = await anext(training)

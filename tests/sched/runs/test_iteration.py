@@ -13,7 +13,7 @@ from iteration_world import RUN, World, begun
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import RemoteError
 from flowrt.sched.drivers.inquiries import Look, Settle
-from flowrt.sched.drivers.messages import Ended, Lost, Order, Stop, Update, Version
+from flowrt.sched.drivers.messages import ApplyOrder, Ended, Lost, NewVersion, Stop, Update
 from flowrt.sched.runs import iterations as iterations_module
 from flowrt.sched.runs.iterations import left_from_data
 from flowrt.sched.server.coordination import OUTCOMES
@@ -177,7 +177,7 @@ async def test_a_replica_that_says_nothing_is_told_two_versions_and_then_only_th
         made.settle(without=[frozen])
         assert made.state() == [(-7, 7)]
         waiting = made.ways[made.servers[0], frozen]
-        assert [message.version for message in waiting if isinstance(message, Version)] == [1, 2]
+        assert [message.version for message in waiting if isinstance(message, NewVersion)] == [1, 2]
         late = [version for version in range(7) if 1 in outcomes_before(made, version)]
         assert len(late) <= 2  # it is booked no more batches than it has
         made.settle()
@@ -442,14 +442,14 @@ async def test_a_server_that_missed_its_order_still_has_what_it_needs_to_catch_u
         assert made.state() == [(-1, 1)] * 2
 
 
-@pytest.mark.parametrize("says", [Order, Settle])
+@pytest.mark.parametrize("says", [ApplyOrder, Settle])
 async def test_an_order_tells_what_each_update_is_multiplied_by_also_to_whom_it_comes_late(says: type[Any]) -> None:
     async with world(2, 2, combine=True) as made:
         for replica in range(2):
             made.give(replica, 1)
         made.settle()
         order, task = says(RUN, 0, (0, 1), (0.5, 0.125)), made.servers[1]
-        if says is Order:
+        if says is ApplyOrder:
             made.nodes[task].hear(made.servers[0], order)
         else:
             await made.nodes[task].answer(Stop(RUN), "other", none)
@@ -464,7 +464,7 @@ def none(plan: int) -> Any:
 # ── a network that loses ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kind", [Update, Version, Order])
+@pytest.mark.parametrize("kind", [Update, NewVersion, ApplyOrder])
 async def test_what_was_lost_with_a_way_is_posted_again(kind: type[Any]) -> None:
     async with world(2, 2) as made:
         made.allow(3)

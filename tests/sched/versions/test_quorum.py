@@ -14,7 +14,7 @@ from flowrt.base.errors import GraphError, InternalError
 from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Offer, Policy, Record, WaitUntil
 from flowrt.sched.versions.book import Book
 from flowrt.sched.versions.coordinator import Coordinator
-from flowrt.sched.versions.ledger import Cause, Ledger, Outcome, Receipt, Stuck
+from flowrt.sched.versions.ledger import AppliedVersion, Cause, Outcome, Receipt, Stuck
 from flowrt.sched.versions.quorum import Quorum, Verdict
 from flowrt.sched.versions.shard import Shard
 from flowrt.sched.versions.standing import Standing
@@ -387,7 +387,9 @@ def test_a_replica_counts_once_every_server_holds_its_update() -> None:
     assert coordinator.held(0, 0, 1, True, 5.0) == (coordinator, LATE)
     assert coordinator.receipts(0) is None
     assert applied(coordinator).history == (
-        Ledger(0, (0, 2), (Receipt(0, 1, Outcome.KEPT), Receipt(1, 1, Outcome.LATE), Receipt(2, 1, Outcome.KEPT)), 4.0),
+        AppliedVersion(
+            0, (0, 2), (Receipt(0, 1, Outcome.KEPT), Receipt(1, 1, Outcome.LATE), Receipt(2, 1, Outcome.KEPT)), 4.0
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from replica_world import Violation
 
 from flowrt.base.collection import held_back
 from flowrt.base.valueclass import replace
-from flowrt.sched.drivers.messages import Order, Report
+from flowrt.sched.drivers.messages import ApplyOrder, Report
 from flowrt.sched.policies import AllOf, FirstOf, Policy
 from flowrt.sched.server.standing_in import left_with_orders, report_of
 from flowrt.sched.versions.coordinator import Coordinator
@@ -31,7 +31,7 @@ class Server(NamedTuple):
 
     shard: Shard[int]
     hand: tuple[int, ...] | None = None
-    heard: tuple[Order, ...] = ()
+    heard: tuple[ApplyOrder, ...] = ()
     written: tuple[tuple[int, ...], ...] = ()
 
 
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
     coordinator: Coordinator
     servers: tuple[Server, ...]
-    orders: tuple[Order, ...] = ()
+    orders: tuple[ApplyOrder, ...] = ()
     seen: int = 0
 
 
@@ -86,14 +86,14 @@ class World:
         if replicas is None:
             return state._replace(coordinator=coordinator)
         batches = tuple(coordinator.spent[replica] for replica in replicas)
-        order = Order(0, coordinator.version, replicas, batches=batches, told=(1.0,))
+        order = ApplyOrder(0, coordinator.version, replicas, batches=batches, told=(1.0,))
         first = obeying(state.servers[0], order)
         return state._replace(
             coordinator=coordinator, servers=put(state.servers, 0, first), orders=(*state.orders, order)
         )
 
 
-def obeying(server: Server, order: Order) -> Server:
+def obeying(server: Server, order: ApplyOrder) -> Server:
     shard, updates = server.shard.take(order.version, order.replicas)
     assert updates is not None
     return server._replace(shard=shard, hand=order.replicas, heard=(*server.heard, order))
@@ -135,7 +135,7 @@ def open_without(state: State, dead: int, opening: Callable[..., Any]) -> None:
                 return
             case Apply(_, version, replicas, behind):
                 for server in (numbers[place] for place in behind):
-                    one = obeying(state.servers[server], Order(0, version, replicas))._replace(
+                    one = obeying(state.servers[server], ApplyOrder(0, version, replicas))._replace(
                         heard=state.servers[server].heard
                     )
                     state = state._replace(servers=put(state.servers, server, wrote(one)))

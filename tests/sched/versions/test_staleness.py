@@ -11,7 +11,7 @@ from schedule_world import Faults, World, batches
 from sim_loop import simulate
 
 from flowrt.base.errors import GraphError, InternalError
-from flowrt.sched.drivers.messages import Order, Update, Version
+from flowrt.sched.drivers.messages import ApplyOrder, NewVersion, Update
 from flowrt.sched.policies import (
     AllOf,
     Async,
@@ -262,6 +262,6 @@ def test_an_update_costs_a_version_down_and_not_one_to_everybody(servers: int) -
 
     kept = simulate(random.Random(0), train)
     assert set(kept) == {0, 1, 2, 3}
-    told, updates = (sum(isinstance(message, kind) for message in said) for kind in (Version, Update))
+    told, updates = (sum(isinstance(message, kind) for message in said) for kind in (NewVersion, Update))
     assert told <= updates + 8 * servers  # and each replica's first, and what is on its way at the end
-    assert all(order.versions or order.weights == (1.0,) for order in said if isinstance(order, Order))
+    assert all(order.versions or order.weights == (1.0,) for order in said if isinstance(order, ApplyOrder))
