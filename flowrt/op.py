@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, Unpack, cast
 
 import numpy as np
@@ -21,15 +22,17 @@ from flowrt.base.locating import located, misfit
 from flowrt.base.parameters import SIZES, as_called, parameters_of, size_positions
 from flowrt.base.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.base.spec import NAMES, Spec, as_dtype
-from flowrt.base.tracebacks import shorten
+from flowrt.base.tracebacks import brief, shorten
 from flowrt.base.traits import TRAITS, Stated, Traits
 
 if TYPE_CHECKING:
+    from flowrt.base.alike import Known, Roles
     from flowrt.base.attributes import Attr
 
 DType: TypeAlias = "str | np.dtype[Any] | type"  # an attribute of this type holds the name of what it is given
 Rule = TypeVar("Rule", bound=Callable[..., Sequence[Any]])
 AnOp = TypeVar("AnOp", bound="Op")
+F = TypeVar("F", bound=Callable[..., Any])
 
 REGISTRY: dict[str, Op] = {}
 
@@ -54,7 +57,7 @@ class Builder(Protocol):
 
 
 _active: ContextVar[Builder | None] = ContextVar("flowrt_builder", default=None)
-_eager: list[tuple[Callable[[], Builder], Callable[..., Any]]] = []
+_eager: list[tuple[Callable[[], Builder], Callable[..., Any], Callable[..., Known]]] = []
 _gradients: list[Callable[..., list[Any]]] = []
 
 
@@ -63,9 +66,12 @@ def active_builder() -> Builder | None:
     return _active.get()
 
 
-def set_eager_builder(make: Callable[[], Builder], learn: Callable[..., Any]) -> None:
-    """Name what evaluates ops outside every graph, made at the first, and what answers `alike.Known` after a call."""
-    _eager[:] = [(make, learn)]
+def set_eager_builder(
+    make: Callable[[], Builder], learn: Callable[..., Any], learn_whole: Callable[..., Known]
+) -> None:
+    """Name what evaluates ops outside every graph, made at the first, and what answers `alike.Known` after a call: of
+    an op, and of a function that is `whole`."""
+    _eager[:] = [(make, learn, learn_whole)]
 
 
 def set_gradients(differentiate: Callable[..., list[Any]]) -> None:
@@ -108,6 +114,32 @@ def builder_for(values: Iterable[Any]) -> Builder:
             raise GraphError("ops outside a graph need flowrt's eager builder: import flowrt")
         found = _eager[0][0]()
     return found
+
+
+def whole(function: F) -> F:
+    """Decorator of a function of tensors that is made of ops: on plain arrays its ops become one call, once it is met
+    again. What it does must hang on dtypes, shapes and attributes alone."""
+    known_roles: list[Roles] = []
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if _active.get() is not None:
+            return function(*args, **kwargs)
+        if not known_roles:
+            known_roles.append(roles_of(parameters_of(function.__name__, inspect.signature(function)), ()))
+        key = likeness(function, known_roles[0], args, kwargs)
+        known = RECALL.young.get(key) or RECALL.older(key)
+        if known is None:
+            RECALL.meet(key)
+        elif known is met and _eager:
+            RECALL.keep(key, _eager[0][2](function, args, kwargs))
+        else:
+            answer = known(*args, **kwargs)
+            if answer is not NotImplemented:
+                return answer
+        return function(*args, **kwargs)
+
+    return cast("F", brief(called))
 
 
 _DEALING = frozenset({"_many", "_none"})  # attributes that say which inputs are whose: see `Op._arguments`

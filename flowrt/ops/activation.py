@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.locating import located
+from flowrt.op import whole
 from flowrt.ops.comparison import greater
 from flowrt.ops.elementwise import add, clip, exp, expm1, maximum, minimum, multiply, sigmoid, square, where
 from flowrt.ops.inference import as_float
@@ -39,6 +40,7 @@ def softplus_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (dy * sigmoid(node.inputs[0]),)
 
 
+@whole
 @located("silu")
 def silu(x: Operand) -> TensorOrArray:
     """``x * sigmoid(x)``, also called swish. Elfwing et al., "Sigmoid-weighted linear units", 2018."""
@@ -68,6 +70,7 @@ def gelu_slope_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (dy * (exp(squares * -0.5) * (2.0 - squares) * math.sqrt(0.5 / math.pi)),)
 
 
+@whole
 @located("gelu")
 def gelu(x: Operand, approximate: bool = False) -> TensorOrArray:
     """``x`` times the probability that a standard normal number is below it.
@@ -82,12 +85,14 @@ def gelu(x: Operand, approximate: bool = False) -> TensorOrArray:
     return multiply(maximum(x, FARTHEST), sigmoid(twice))  # half of tanh and 1, whose sum would cancel below 0
 
 
+@whole
 @located("leaky_relu")
 def leaky_relu(x: Operand, alpha: float = 0.2) -> TensorOrArray:
     """``x`` where it is positive, else ``alpha * x``."""
     return where(greater(x, 0), x, multiply(x, alpha))
 
 
+@whole
 @located("elu")
 def elu(x: Operand, alpha: float = 1.0) -> TensorOrArray:
     """``x`` where it is positive, else ``alpha * (exp(x) - 1)``. Clevert et al., "Exponential linear units", 2016."""

@@ -11,7 +11,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import fitting, located
 from flowrt.base.spec import Spec, normal_axes
 from flowrt.graph import as_node, beside
-from flowrt.op import as_value
+from flowrt.op import as_value, whole
 from flowrt.ops import random
 from flowrt.ops.comparison import equal, greater_equal
 from flowrt.ops.elementwise import (
@@ -51,6 +51,7 @@ def bias_add(x: Operand, bias: Operand) -> TensorOrArray:
     return add(x, bias)
 
 
+@whole
 @located("batch_norm")
 def batch_norm(
     x: Operand,
@@ -75,6 +76,7 @@ def batch_norm(
     return y, middle, variance
 
 
+@whole
 @located("layer_norm")
 def layer_norm(
     x: Operand, scale: Operand | None = None, offset: Operand | None = None, axis: Axes = -1, epsilon: float = 1e-5

@@ -17,7 +17,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import fitting, located
 from flowrt.base.spec import Shape, Spec, normal_axes
 from flowrt.base.traits import Arranged, Reduction
-from flowrt.op import no_gradient
+from flowrt.op import no_gradient, whole
 from flowrt.ops.comparison import equal, isfinite
 from flowrt.ops.elementwise import add, astype, divide, exp, log, sqrt, square, subtract, where
 from flowrt.ops.flow import stop_gradient
@@ -191,6 +191,7 @@ def _position(x: Spec, axis: Any, keepdims: bool) -> Spec:
     return Spec("int64", reduced(x, axis, keepdims))
 
 
+@whole
 @located("logsumexp")
 def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> TensorOrArray:
     """The logarithm of the sum of ``exp(x)`` over ``axis``, without overflow; of integers in float64."""

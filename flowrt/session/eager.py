@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cache, cached_property, lru_cache, partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -25,7 +26,7 @@ from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import REPLACED
-from flowrt.op import Op, lookup, set_eager_builder
+from flowrt.op import Op, building, lookup, set_eager_builder
 from flowrt.sched.loops.structured import STRUCTURED, interpret
 
 if TYPE_CHECKING:
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
     from flowrt.kernels.launch import Prepared
     from flowrt.kernels.run.at_once import Taken
+    from flowrt.kernels.run.joined import Applied
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 PREPARED = 1024
+MOST_TRIED = 1 << 16  # entries; with more, what is between the ops takes no time to speak of
 _POSITIVE = (1 << 63) - 1
 
 
@@ -210,7 +213,9 @@ def _source(at: int, inside: int | None, varies: bool, value: Any, made: Array) 
         return _InputSource(at, inside, fixed=frozen(np.array(made)))
     if isinstance(value, np.ndarray) and value.dtype == made.dtype:
         return _InputSource(at, inside)
-    return _InputSource(at, inside, partial(as_dtype_of, dtype=made.dtype))
+    array = isinstance(value, np.ndarray)
+    cast = methodcaller("astype", made.dtype) if array else partial(as_dtype_of, dtype=made.dtype)
+    return _InputSource(at, inside, cast)
 
 
 def _serves_any_entries(
@@ -302,7 +307,107 @@ class EagerBuilder:
 
 
 the_builder = cache(EagerBuilder)
-set_eager_builder(the_builder, _learn)
+
+
+# ── functions made of ops ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Recorder(EagerBuilder):
+    """As the eager builder, and notes which ops were applied to which arrays, by their numbers: ``given`` are first."""
+
+    def __init__(self, given: Sequence[Array]) -> None:
+        super().__init__()
+        self.arrays: list[Array] = []
+        self.ops: list[Applied] = []
+        self.made: set[int] = set()  # by kernels
+        self.fits = True  # all that was applied are kernels, or nothing
+        self._numbers: dict[int, int] = {}
+        for array in given:
+            self.number(array)
+
+    def number(self, array: Array) -> int:
+        """That of ``array``, which is kept: nothing else can be where it is."""
+        found = self._numbers.get(id(array))
+        if found is None:
+            found = self._numbers[id(array)] = len(self.arrays)
+            self.arrays.append(array)
+        return found
+
+    def apply(self, op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], name: str | None) -> tuple[Array, ...]:
+        from flowrt.kernels.run.joined import Applied
+
+        outputs = super().apply(op, inputs, attrs, name)
+        applied = Applied(op.name, tuple(map(self.number, inputs)), tuple(map(self.number, outputs)), attrs)
+        self.ops.append(applied)
+        self.fits &= not (op.stateful or op.name in STRUCTURED or op.name == "constant")
+        self.made |= set() if is_alias(op.name) else set(applied.outputs)
+        return outputs
+
+
+def _learn_whole(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Known:
+    """What answers calls of ``function`` like this one, which looks at no entries, by one C call.
+
+    That is found out on entries of its own, and tried on others: where it does not answer the same, nothing is known.
+    """
+    given = (*args, *kwargs.values())
+    places = [n for n, value in enumerate(given) if isinstance(value, np.ndarray)]
+    floating = all(given[n].dtype.kind == "f" and given[n].dtype.isnative for n in places)
+    if not floating or not 0 < sum(given[n].size for n in places) <= MOST_TRIED:
+        return unknown
+    from flowrt.kernels.run.at_once import Taken
+
+    draws = np.random.default_rng(0)
+
+    def tried(call: Callable[..., Any], entries: Sequence[Array]) -> Any:
+        mine = list(given)
+        for n, array in zip(places, entries, strict=True):
+            mine[n] = array
+        return call(*mine[: len(args)], **dict(zip(kwargs, mine[len(args) :], strict=True)))
+
+    first, second = ([draws.standard_normal(given[n].shape).astype(given[n].dtype) for n in places] for _ in range(2))
+    recorder = _Recorder(first)
+    with building(recorder):
+        answer = tried(function, first)
+    known = _joined(recorder, answer, Taken(len(args), len(kwargs), dict(enumerate(places)), {}))
+    return known if known and _same(tried(known, second), tried(function, second)) else unknown
+
+
+def _joined(recorder: _Recorder, answer: Any, taken: Taken) -> Known | None:
+    """One call for what was recorded: None where not all of it can be part of that."""
+    from flowrt.kernels.launch import Prepared
+    from flowrt.kernels.run.at_once import as_call
+    from flowrt.kernels.run.direct import available
+    from flowrt.kernels.run.joined import join
+    from flowrt.sched.regions.cost import predict
+    from flowrt.sched.tape.direct import KEPT_SECONDS
+
+    answers = [recorder.number(array) for array in (answer if isinstance(answer, tuple) else (answer,))]
+    if not recorder.fits or not recorder.made.issuperset(answers) or len({*answers}) < len(answers) or not available():
+        return None
+    specs = {number: spec_of(array) for number, array in enumerate(recorder.arrays)}
+    made = {value for applied in recorder.ops for value in applied.outputs}
+    given = [number for number in specs if number not in made]
+    application = join(recorder.ops, specs, given, answers)
+    if application is None:
+        return None
+    fixed = {n: frozen(recorder.arrays[value]) for n, value in enumerate(given) if n not in taken.arguments}
+    taken = replace(taken, fixed=fixed)
+    seconds = sum(predict(a.op, [specs[value] for value in (*a.inputs, *a.outputs)]) for a in recorder.ops)
+    prepared = Prepared(application, len(given) + len(answers))
+    inputs, outputs = ([specs[value] for value in values] for values in (given, answers))
+    return as_call(prepared, inputs, outputs, taken, seconds > KEPT_SECONDS)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two answers are the same to the bit."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return isinstance(one, np.ndarray) and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+set_eager_builder(the_builder, _learn, _learn_whole)
 
 
 def _forget() -> None:

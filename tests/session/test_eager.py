@@ -16,7 +16,7 @@ from op_examples import EXAMPLES, Example
 import flowrt as fr
 from flowrt.base.alike import Recall
 from flowrt.kernels.run import direct
-from flowrt.op import lookup, no_gradient
+from flowrt.op import lookup, no_gradient, whole
 from flowrt.session.eager import _prepared
 from flowrt.typed import op
 
@@ -217,8 +217,8 @@ def test_an_unusual_number_does_not_decide_for_others(recall: Recall) -> None:
         assert fr.less(tenth, number)[0] == (number == 1e300)
     for count in (300, 300, 4, 5, 2, 300):
         assert fr.less(small, count)[0] == (count == 300)
-    for whole in (2**63, 2**63, 5, 5, 5, 2**63):
-        assert (fr.maximum(whole, 1).dtype == np.int64) == (whole == 5)
+    for large in (2**63, 2**63, 5, 5, 5, 2**63):
+        assert (fr.maximum(large, 1).dtype == np.int64) == (large == 5)
     for _ in range(3):
         assert fr.multiply(X, np.float64(2)).dtype == np.float32
         with pytest.raises(fr.SpecError, match=r"add.*test_eager.py.*300 does not fit int8"):
@@ -333,3 +333,74 @@ def test_draws_without_a_seed_differ_and_are_remembered_as_one(recall: Recall) -
         return fr.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, v + fr.random.uniform(())), (0, np.float32(0)))[1]
 
     assert len({float(noise()) for _ in range(3)}) == 3
+
+
+# ── functions made of ops ──
+
+WHOLE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "layer_norm": (fr.nn.layer_norm, ((4, 5), (5,), (5,))),
+    "layer_norm alone": (fr.nn.layer_norm, ((4, 5),)),
+    "layer_norm over two": (lambda x, s: fr.nn.layer_norm(x, offset=s, axis=(-2, -1)), ((2, 4, 5), (4, 5))),
+    "batch_norm": (lambda x, s, o: fr.nn.batch_norm(x, s, o, axis=0), ((4, 5), (5,), (5,))),
+    "gelu": (lambda x: fr.gelu(x, approximate=True), ((4, 5),)),
+    "elu": (lambda x: fr.elu(x, alpha=0.5), ((4, 5),)),
+    "logsumexp": (lambda x: fr.logsumexp(x, axis=-1), ((4, 5),)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_function_made_of_ops_is_one_call_and_answers_what_they_do(name: str, dtype: str, recall: Recall) -> None:
+    function, shapes = WHOLE[name]
+    draws = np.random.default_rng(0)
+    for turn in range(6):
+        given = [draws.standard_normal(shape).astype(dtype) for shape in shapes]
+        given = [np.asfortranarray(a) for a in given] if turn == 5 else given
+        got = outcome(lambda given=given: function(*given))
+        kept, OP.RECALL = OP.RECALL, Forgetful(0)
+        try:
+            assert_same(got, outcome(lambda given=given: function(*given)))
+        finally:
+            OP.RECALL = kept
+    if direct.available():
+        whole = [known for key, known in recall.young.items() if not isinstance(key[0], type(fr.relu))]  # type: ignore[index]
+        assert {type(known).__name__ for known in whole} == {"builtin_function_or_method"}
+
+
+def test_one_array_given_twice_is_not_taken_for_two_that_are_alike(recall: Recall) -> None:
+    rows = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
+    for x, scale in [(rows[0], rows[0])] * 3 + [(rows[1], rows[2])]:
+        got = fr.nn.layer_norm(x, scale, axis=(0, 1))
+        np.testing.assert_allclose(got, (x - x.mean()) / np.sqrt(x.var() + 1e-5) * scale, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: fr.multiply(x, float(x[0, 0])),  # looks at an entry
+        lambda x: fr.reshape(fr.relu(x), (-1,)),  # answers a view
+        lambda x: fr.multiply(x, fr.random.uniform(())) * 0,  # draws
+        lambda x: fr.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (0, x))[1],  # loops
+        lambda x: x,
+    ],
+)
+def test_a_function_that_is_more_than_its_ops_is_called_as_it_is(
+    function: Callable[[Any], Any], recall: Recall
+) -> None:
+    function.__annotations__["x"] = "Operand"
+    known = whole(function)
+    for turn in range(5):
+        given = X + np.float32(turn)
+        assert_same((known(given),), (function(given),))
+    assert_same((known(X[:1]),), (function(X[:1]),))
+
+
+def test_integers_and_numbers_are_given_to_the_ops_of_a_function(recall: Recall) -> None:
+    whole_numbers = np.arange(-2, 3)
+    for _ in range(4):
+        assert_same((fr.silu(whole_numbers),), (whole_numbers * fr.sigmoid(whole_numbers),))
+        assert fr.silu(0.0) == 0
+        with pytest.raises(fr.SpecError, match=r"test_eager.py:\d+"):
+            fr.nn.layer_norm(X, np.ones(7, np.float32))
+        with pytest.raises(fr.SpecError, match="layer_norm"):
+            fr.nn.layer_norm(X, wrong=1)
