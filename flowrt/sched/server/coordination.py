@@ -13,7 +13,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -38,9 +38,9 @@ from flowrt.sched.drivers.messages import (
 )
 from flowrt.sched.policies import policy_from_data
 from flowrt.sched.policies.noise import NoiseScale
-from flowrt.sched.versions.batched import Plain
 from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.sched.versions.ledger import Cause, Outcome, Stuck
+from flowrt.sched.versions.steady import Made, Steady
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.way import Way
@@ -51,6 +51,16 @@ Weights: TypeAlias = "tuple[float, ...] | None"
 _log = logging.getLogger(__name__)
 _ROW, _TIMES = struct.Struct("=4d40s2d"), struct.Struct("=5d")  # of `Report.times`, and what a stopwatch says in it
 PASSING = (LinkBroken.__name__, NodeLost.__name__)  # errors of a replica that may be well for the next version
+
+
+@dataclass(slots=True)
+class _Came:
+    """What came with an update, computed from ``version``: what it ``told``, when, and of how many samples it is."""
+
+    version: int
+    told: Sequence[Any]
+    at: float
+    samples: int
 
 
 class Coordination:
@@ -71,18 +81,17 @@ class Coordination:
     ) -> None:
         self._role, self._way = role, way
         self._obey, self._publish, self._tell_ended, self._lives = obey, publish, ended, lives
-        self._at = Coordinator.start(
-            policy_from_data(role.policy),
-            len(role.replicas),
-            len(role.servers),
-            version=role.version,
-            now=way.clock(),
-            floor=role.floor,
+        self._steady = Steady(
+            Coordinator.start(
+                policy_from_data(role.policy),
+                len(role.replicas),
+                len(role.servers),
+                version=role.version,
+                now=way.clock(),
+                floor=role.floor,
+            )
         )
-        self._plain = Plain(self._at)
-        self._told: dict[int, tuple[int, Sequence[Any]]] = {}  # by replica: its update's version, what it tells
-        self._came: dict[int, float] = {}  # by replica: when that came
-        self._samples: dict[int, int] = {}  # by replica: of how many it was made
+        self._came: dict[int, _Came] = {}  # by replica: its update that came last
         self._heard: dict[int, tuple[Any, ...]] = {}  # by replica: what `Report.times` says of it, but for the last
         self._whole: dict[int, float] = {}  # by replica: when a server last held its update
         self._turns = [0] * len(role.replicas)  # by replica: how often it was begun again
@@ -101,18 +110,16 @@ class Coordination:
     @property
     def _value(self) -> Coordinator:
         """The coordinator, with all that was heard."""
-        if self._plain.given:
-            self._at = self._plain.told()
-        return self._at
+        return self._steady.told()
 
     @_value.setter
     def _value(self, value: Coordinator) -> None:
-        self._at = self._plain.of = value
+        self._steady.of = value
 
     @property
     def version(self) -> int:
         """The open version."""
-        return self._at.version
+        return self._steady.version
 
     @property
     def ending(self) -> bool:
@@ -133,7 +140,7 @@ class Coordination:
     @property
     def weights(self) -> Weights:
         """What the updates of the set that was ordered last are multiplied by."""
-        return self._value.weights
+        return self._steady.weights
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -143,8 +150,7 @@ class Coordination:
     def booked(self, replica: int) -> tuple[int, bool, int]:
         """How many batches of a replica are spent, whether it has begun with the last of them, and since when: see
         `Version`."""
-        value = self._value
-        return value.spent[replica], value.begun(replica) > 0, value.oldest(replica)
+        return self._steady.booked(replica)
 
     def is_under_way(self, replica: int, version: int) -> bool:
         """Whether the update that a replica computed from ``version`` may yet count."""
@@ -169,6 +175,9 @@ class Coordination:
         """Do as a message says, and what follows of it."""
         try:
             self._note(message, now)
+            if self._due is None and self._steady.usual:
+                self._give_order(now)
+                return
             if (due := self._value.due) is not None and due <= now:
                 self._value = self._value.tick(now)
         except GraphError as error:  # the policy makes no sense: it is asked no more
@@ -193,22 +202,21 @@ class Coordination:
             self._timer = asyncio.get_running_loop().call_later(due - now, self._wake)
 
     def _note(self, message: Any, now: float) -> None:
-        value = self._value
         match message:
             case Held(_, server, version, replica, finite, square):
-                if version <= value.version:
+                if version <= self.version:
                     self._whole[replica] = now
-                    samples = self._samples.get(replica, 0)
-                    self._value = value.held(server, version, replica, finite, now, square, samples)[0]
+                    samples = self._samples(replica)
+                    self._value = self._value.held(server, version, replica, finite, now, square, samples)[0]
             case Applied(_, server, version, square):
                 self._applied(server, version, now, square)
             case Ready(_, replica, total):
-                self._value = value.ready(replica, total, now)
+                self._value = self._value.ready(replica, total, now)
             case Allow():
                 self._allow(message)
             case Lost(_, replica, turn, leaves) if leaves:
-                if turn == self._turns[replica] and value.alive[replica]:
-                    self._value = value.left(replica)
+                if turn == self._turns[replica] and self._value.alive[replica]:
+                    self._value = self._value.left(replica)
                     self._gone[replica] = self._value.spent[replica]
                     self._hand_back(replica)
             case Lost(_, replica, turn):
@@ -237,19 +245,20 @@ class Coordination:
     def came(self, update: Update, told: float) -> None:
         """Take down what comes with an update, before it is looked at; its replica was ``told`` the version then."""
         now, replica = self._way.clock(), update.replica
-        if not self._plain.give(replica, update.version, update.ready):
+        if not self._steady.give(replica, update.version, update.ready):
             self._value = self._value.ready(replica, update.ready, now)
-        newest = self._told[replica][0] if replica in self._told else -1
-        if update.version > newest and update.version >= self._at.oldest(replica):
-            self._told[replica] = update.version, update.told
-            self._came[replica], self._samples[replica] = now, update.samples
+        known = self._came.get(replica)
+        if (known is None or update.version > known.version) and update.version >= self._steady.oldest(replica):
+            self._came[replica] = _Came(update.version, update.told, now, update.samples)
         self._heard[replica] = replica, update.version, told, 0.0, update.times, now
 
     def hold(self, server: int, version: int, replica: int, finite: bool, square: float) -> None:
         """Server 0 itself holds its parts of an update, or refused them: see `Held`."""
         now = self._way.clock()
-        if finite and self._plain.hold(replica, version, now, self._samples.get(replica, 0)):
+        if finite and self._steady.hold(replica, version, now, self._samples(replica)):
             self._whole[replica] = now
+            if self._steady.is_fixed:
+                self._give_order(now)
         else:
             self._follow(Held(self._role.run, server, version, replica, finite, square), now)
 
@@ -348,7 +357,7 @@ class Coordination:
 
     def _allow(self, message: Allow) -> None:
         self._reports = [report for report in self._reports if report.version >= message.seen]
-        self._value = self._value.allow(message.version)
+        self._steady.allow(message.version)
         if message.totals is not None:
             self._value, self._counted = self._value.exhausted(message.totals), message.seen
 
@@ -366,7 +375,7 @@ class Coordination:
         """Give the order that is due, if one is."""
         if not self._may_order():
             return False
-        self._value, replicas = self._value.order(now)
+        replicas = self._steady.order(now)
         if replicas is None:
             return False
         order = self.order(self.version, replicas)
@@ -377,7 +386,7 @@ class Coordination:
 
     def order(self, version: int, replicas: tuple[int, ...]) -> ApplyOrder:
         """The order to apply the set of the open version."""
-        order = ApplyOrder(self._role.run, version, replicas, self.weights, self.versions)
+        order = ApplyOrder(self._role.run, version, replicas, self.weights, self._steady.versions)
         if not self._role.keeps:
             return order
         was = dict(self._value.was)
@@ -386,7 +395,7 @@ class Coordination:
 
     def _means(self, kept: Sequence[int]) -> tuple[Any, ...]:
         """What is told of the updates of these."""
-        return tuple([_mean(column) for column in zip(*(self._told[replica][1] for replica in kept), strict=True)])
+        return tuple([_mean(column) for column in zip(*[self._came[replica].told for replica in kept], strict=True)])
 
     def _end_if_stuck(self) -> None:
         if self._end is not None or (stuck := self._value.stuck()) is None:
@@ -395,44 +404,36 @@ class Coordination:
             self.end(*_why(stuck))
 
     def _applied(self, server: int, version: int, now: float, square: float) -> None:
-        before = self._value
-        self._value = before.publish(server, version, now, square)
-        if self._value.version > before.version:
-            self._publish(self._value.version)
-            self._report(before, now, before.square + square)
+        made = self._steady.publish(server, version, now, square)
+        if made is not None:
+            self._publish(self.version)
+            self._report(made, now)
             while self._resting:
                 waiter = self._resting.pop()
                 if not waiter.done():
                     waiter.set_result(None)
 
-    def _measure(self, before: Coordinator, square: float) -> NoiseScale:
-        """The noise scale, with a version whose updates' mean has that square."""
-        quorum = before.quorum
-        if quorum.policy.measures and quorum.weights is None:
-            squares = [offer.square for offer in quorum.offers if offer.replica in quorum.kept]
-            self._noise = self._noise.learn(squares, square)
-        return self._noise
-
-    def _report(self, before: Coordinator, now: float, square: float) -> None:
-        """Tell the client of a version that all servers have applied; ``square`` is of what it was moved by."""
-        version, quorum, ordered = before.version, before.quorum, before.ordered_at or now
-        began, decided = quorum.opened, ordered if quorum.closed_at is None else quorum.closed_at
-        receipts = self._value.receipts(version) or ()
-        kept = [receipt.replica for receipt in receipts if receipt.outcome is Outcome.KEPT]
-        waited, whole = ordered - decided, self._whole  # for the client to ask for it
+    def _report(self, made: Made, now: float) -> None:
+        """Tell the client of a version that all servers have applied."""
+        kept = [receipt.replica for receipt in made.receipts if receipt.outcome is Outcome.KEPT]
+        waited, whole = made.ordered - made.decided, self._whole  # for the client to ask for it
+        if made.squares is not None:
+            self._noise = self._noise.learn(made.squares, made.square)
         report = Report(
             self._role.run,
-            version,
+            made.version,
             tuple(
-                (r.replica, r.batch, OUTCOMES.index(r.outcome), self._took(before, r.replica), r.staleness)
-                for r in receipts
+                [
+                    (r.replica, r.batch, OUTCOMES.index(r.outcome), self._took(made, r.replica), r.staleness)
+                    for r in made.receipts
+                ]
             ),
             self._means(kept),
-            now - began - waited,
-            (began, decided, ordered, now),
+            now - made.opened - waited,
+            (made.opened, made.decided, made.ordered, now),
             b"".join([_ROW.pack(*heard, whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
-            before.why,
-            self._measure(before, square).value,
+            made.why,
+            self._noise.value,
         )
         self._forget_old()
         self._keep(report)
@@ -441,17 +442,19 @@ class Coordination:
 
     def _forget_old(self) -> None:
         """Forget what came with updates that count no more."""
-        value = self._value
-        stays = value.quorum.policy.staleness > 0  # else what came is older than the version that is open now
-        self._told = {r: told for r, told in self._told.items() if told[0] >= value.oldest(r)} if stays else {}
-        self._came = {r: came for r, came in self._came.items() if r in self._told}
-        self._samples = {r: samples for r, samples in self._samples.items() if r in self._told}
+        kept = self._came.items() if self._role.staleness else ()  # else all is older than what is open now
+        self._came = {r: came for r, came in kept if came.version >= self._steady.oldest(r)}
         self._heard, self._whole = {}, {}
 
-    def _took(self, before: Coordinator, replica: int) -> float:
+    def _took(self, made: Made, replica: int) -> float:
         """The seconds from a replica's version's opening, or since it began, if it did before, to its update; or -1."""
-        began = min(before.quorum.opened, before.began[replica])
-        return self._came[replica] - began if replica in self._came else -1.0
+        began = min(made.opened, made.began[replica])
+        return self._came[replica].at - began if replica in self._came else -1.0
+
+    def _samples(self, replica: int) -> int:
+        """Of how many samples the update of a replica was made."""
+        came = self._came.get(replica)
+        return 0 if came is None else came.samples
 
     def _failed(self, failed: Failed) -> None:
         if failed.replica < 0:

@@ -69,6 +69,15 @@ class _Told:
     newest: int = -1
     waiting: dict[int, float] = field(default_factory=dict)
 
+    def acknowledge(self, version: int) -> float:
+        """It has what it was told until that version; answers when it was told that, 0 where this is known already."""
+        waiting = self.waiting
+        when = waiting.pop(version, 0.0)
+        if waiting:
+            for older in [other for other in waiting if other < version]:
+                del waiting[older]
+        return when
+
 
 class Server:
     """One server of a run. ``lives`` says whether the client is there; server 0 calls ``ended`` when it is over."""
@@ -89,6 +98,7 @@ class Server:
         self._apply = apply
         fed = zip(role.applied, apply.plan.feeds, strict=True)
         self._expected = {part: feed for (member, part), feed in fed if member == 0}  # of each part of an update
+        self._whose = [f"replica {replica} of {role.group!r}" for replica in range(len(role.replicas))]
         self._gathering = None if gather is None else Gathering(role, gather, way, self._fail, self._obey_waiting)
         self._waiting: ApplyOrder | None = None  # for rows to be taken first
         self._orders: deque[ApplyOrder] = deque(maxlen=REMEMBERED)  # that were heard, should server 0 be lost
@@ -136,16 +146,8 @@ class Server:
         """Do as a message says."""
         coordination = self.coordination
         match message:
-            case Update() if self._told[message.replica].lost:
-                pass  # of one that was taken for lost, and goes on: its batches are others', until it begins again
             case Update():
-                if self._gathering is not None:
-                    self._gathering.note(message)
-                when = self._told[message.replica].waiting.get(message.version, 0.0)
-                self._acknowledge(message.replica, message.version)
-                if coordination is not None:
-                    coordination.came(message, when)
-                self._look(message)
+                self._take_in(message)
             case Seen(_, replica, version, cut, turn, waits):
                 if turn > self._told[replica].turn:
                     self._told[replica] = _Told(turn=turn)
@@ -156,14 +158,15 @@ class Server:
                 told.asks |= waits and version >= told.newest  # else what it waits for is on its way
                 if cut and coordination is not None:
                     coordination.overtook(replica, cut, told.waiting.get(int(cut[0]), 0.0))
-                self._acknowledge(replica, version)
+                told.acknowledge(version)
                 self._tell(replica)
             case Wants(_, replica, _, version):
                 if self._gathering is not None:
                     self._gathering.hear(message, self._at if self._may_gather else -2)
                 if version >= 0:  # while it waits for rows it may be overtaken
-                    self._told[replica].asks |= version >= self._told[replica].newest
-                    self._acknowledge(replica, version)
+                    told = self._told[replica]
+                    told.asks |= version >= told.newest
+                    told.acknowledge(version)
                     self._tell(replica)
             case ApplyOrder(_, version, replicas, weights, versions):
                 if not self.over:  # else the opening of the next run decides
@@ -227,6 +230,19 @@ class Server:
 
     # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _take_in(self, update: Update) -> None:
+        """Take in what a replica posts."""
+        replica, version = update.replica, update.version
+        told = self._told[replica]
+        if told.lost:
+            return  # it was taken for lost, and goes on: its batches are others', until it begins again
+        if self._gathering is not None:
+            self._gathering.note(update)
+        when = told.acknowledge(version)
+        if self.coordination is not None:
+            self.coordination.came(update, when)
+        self._look(update)
+
     def _look(self, update: Update) -> None:
         """Keep an update, if its numbers are finite and it is what the variables are moved by."""
         replica = update.replica
@@ -235,8 +251,7 @@ class Server:
             return
         try:
             parts = unbundled(update.parts)
-            whose = f"replica {replica} of {self.role.group!r}"
-            checked([parts[part] for part in self._expected], self._expected.values(), whose)
+            checked([parts[part] for part in self._expected], self._expected.values(), self._whose[replica])
         except Exception as error:
             self._fail(update.version, replica, error)
         else:
@@ -249,7 +264,8 @@ class Server:
             self._squares[replica] = update.square
         if verdict is not Verdict.LATE and not self.over:
             self._say_held(replica, version, verdict is not Verdict.REFUSED)
-        self._tell(replica)
+        if self._told[replica].newest < self._at:
+            self._tell(replica)
 
     def _say_held(self, replica: int, version: int, finite: bool) -> None:
         role, square = self.role, self._squares[replica] if finite else nan
@@ -396,11 +412,6 @@ class Server:
         number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, self._at)
         told_now = NewVersion(role.run, self._at, role.server, replica, *booked, self._values, number, rows)
         self.way.post(role.replicas[replica], told_now)
-
-    def _acknowledge(self, replica: int, version: int) -> None:
-        waiting = self._told[replica].waiting
-        for other in [other for other in waiting if other <= version]:
-            del waiting[other]
 
     def _is_under_way(self, replica: int) -> bool:
         """Whether an update of a replica is here that may yet count: server 0 knows, others believe it."""

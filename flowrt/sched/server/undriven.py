@@ -110,7 +110,7 @@ class Undriven(Coordination):
     def _may_order(self) -> bool:
         if not self._goes_on or self._detached.held:
             return False
-        self._value = self._value.allow(self.version + 1)
+        self._steady.allow(self.version + 1)
         return True
 
     async def stand_still(self, on: bool) -> int:
