@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -40,8 +40,13 @@ class Brief(NamedTuple):
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def frame(head: bytes, arrays: Sequence[Any], limits: Limits = FRAME) -> list[bytes | memoryview] | None:
-    """As `frames.frame`; None for what is beyond ``limits`` or no array in order, which is others' to judge."""
+Tail: TypeAlias = "tuple[int, int, bytes, list[memoryview]]"
+"""What follows the head of a frame: how many arrays, the bytes of their description, that with the arrays if they are
+few bytes, and else these."""
+
+
+def tail(arrays: Sequence[Any], limits: Limits = FRAME) -> Tail | None:
+    """What follows the head of a frame with these arrays; None for what is none: see `frame`."""
     table, nbytes = b"", 0
     for array in arrays:
         if type(array) is not np.ndarray or not array.flags.c_contiguous:
@@ -50,13 +55,26 @@ def frame(head: bytes, arrays: Sequence[Any], limits: Limits = FRAME) -> list[by
             return None
         table += entry
         nbytes += array.nbytes
-    length = _START.size + len(head) + len(table)
-    if len(head) > _MOST or len(arrays) > limits.arrays or length > limits.header or nbytes > limits.array_bytes:
+    if len(arrays) > limits.arrays or nbytes > limits.array_bytes:
         return None
-    header = _FRAME.pack(length, BEGINS, len(head), len(arrays)) + head + table
     if nbytes <= _JOINED:
-        return [b"".join([header, *[array.tobytes() for array in arrays]])]
-    return [header, *map(codec.bytes_of, arrays)]
+        return len(arrays), len(table), b"".join([table, *[array.tobytes() for array in arrays]]), []
+    return len(arrays), len(table), table, [*map(codec.bytes_of, arrays)]
+
+
+def frame(head: bytes, arrays: Sequence[Any], limits: Limits = FRAME) -> list[bytes | memoryview] | None:
+    """As `frames.frame`; None for what is beyond ``limits`` or no array in order, which is others' to judge."""
+    behind = tail(arrays, limits)
+    return None if behind is None else with_tail(head, behind, limits)
+
+
+def with_tail(head: bytes, behind: Tail, limits: Limits = FRAME) -> list[bytes | memoryview] | None:
+    """As `frame`, with arrays of which several frames may be made."""
+    count, described, joined, pieces = behind
+    length = _START.size + len(head) + described
+    if len(head) > _MOST or length > limits.header:
+        return None
+    return [_FRAME.pack(length, BEGINS, len(head), count) + head + joined, *pieces]
 
 
 @lru_cache(_KEPT)
@@ -93,8 +111,10 @@ def decode_whole(data: memoryview, length: int, allocate: Allocate) -> tuple[Bri
         return None
     header = bytes(data[:length])
     try:
-        size, count = _lengths(header)
+        _, size, count = _START.unpack_from(header)
         at, end = _START.size + size, length
+        if at > length:
+            return None
         arrays = []
         for dtype, shape, nbytes in _known(header[at:], count):
             begin, end = end, end + nbytes

@@ -1,4 +1,5 @@
-"""How what is said in every step of replicated training is written briefly: an update, a version, and a report.
+"""How what is said in every step of replicated training is written briefly: an update, a version, and a report, a
+permission to go on, and batches.
 
 Law: what is read has the types of its class's fields, as `net.messages` says of all others; anything else is
 `BrokenStream`. What has no place in the layout, as metrics that are arrays, or the batches that reports of a detached
@@ -16,14 +17,14 @@ import numpy as np
 from flowrt.base.errors import BrokenStream
 from flowrt.base.valueclass import maker
 from flowrt.net import brief
-from flowrt.sched.drivers.messages import NewVersion, Report, Update
+from flowrt.sched.drivers.messages import Allow, Batch, NewVersion, Report, Update
 
 if TYPE_CHECKING:
     from flowrt.net.brief import Brief
 
 Pieces: TypeAlias = list[bytes | memoryview]
 
-_UPDATE, _VERSION, _REPORT = 1, 2, 3  # the first byte of a head
+_UPDATE, _VERSION, _REPORT, _ALLOW, _BATCH = 1, 2, 3, 4, 5  # the first byte of a head
 # kind, run, version, replica, ready, samples, square, finite; how many parts and wants, told numbers, bytes of times
 _UPDATE_HEAD = struct.Struct("<B5qd?4H")
 _WANT = struct.Struct("<qH")  # number, how many values
@@ -32,8 +33,14 @@ _VERSION_HEAD = struct.Struct("<B5q?2qH")
 # kind, run, version, seconds, noise scale; how many receipts, told numbers and stages; behind them the reason
 _REPORT_HEAD = struct.Struct("<B2q2dI2H")
 _RECEIPT = struct.Struct("<iqBdi")  # replica, batch, outcome, seconds, staleness
+# kind, run, version, seen; how many totals, -1 for None
+_ALLOW_HEAD = struct.Struct("<B3qi")
+# kind, run, replica, number; how many batches, and values of each
+_BATCH_HEAD = struct.Struct("<B3q2H")
+_INTS = [struct.Struct(f"<{count}q") for count in range(65)]
 _FLOATS = [struct.Struct(f"<{count}d") for count in range(17)]
 _make_update, _make_version, _make_report = maker(Update), maker(NewVersion), maker(Report)
+_make_allow, _make_batch = maker(Allow), maker(Batch)
 
 
 def _write_update(update: Update) -> Pieces | None:
@@ -77,6 +84,21 @@ def _read_update(head: bytes, arrays: tuple[Any, ...]) -> Update:
     return _make_update(run, version, replica, ready, parts, numbers, wants, head[at:], finite, samples, square)
 
 
+_last: tuple[Any, brief.Tail | None] = (None, None)  # values that were told last, and what they come to
+
+
+def _tail_of(values: tuple[Any, ...]) -> brief.Tail | None:
+    """What follows the head of a version with these values: what all replicas are told is written once, if short."""
+    global _last
+    known, behind = _last
+    if values is known:
+        return behind
+    behind = brief.tail(values)
+    if behind is not None and not behind[-1]:
+        _last = values, behind
+    return behind
+
+
 def _write_version(version: NewVersion) -> Pieces | None:
     head = _VERSION_HEAD.pack(
         _VERSION,
@@ -90,7 +112,8 @@ def _write_version(version: NewVersion) -> Pieces | None:
         version.number,
         len(version.values),
     )
-    return brief.frame(head, version.values + version.rows)
+    behind = brief.tail(version.values + version.rows) if version.rows else _tail_of(version.values)
+    return None if behind is None else brief.with_tail(head, behind)
 
 
 def _read_version(head: bytes, arrays: tuple[Any, ...]) -> NewVersion:
@@ -138,6 +161,40 @@ def _read_report(head: bytes, arrays: tuple[Any, ...]) -> Report:
     return _make_report(run, version, receipts, told, seconds, stages, each[end:], why, noise_scale, ())
 
 
+def _write_allow(allow: Allow) -> Pieces | None:
+    totals = () if allow.totals is None else allow.totals
+    if len(totals) >= len(_INTS):
+        return None
+    count = -1 if allow.totals is None else len(totals)
+    head = _ALLOW_HEAD.pack(_ALLOW, allow.run, allow.version, allow.seen, count)
+    return brief.frame(head + _INTS[len(totals)].pack(*totals), ())
+
+
+def _read_allow(head: bytes, arrays: tuple[Any, ...]) -> Allow:
+    _, run, version, seen, count = _ALLOW_HEAD.unpack_from(head)
+    if arrays or len(head) != _ALLOW_HEAD.size + _INTS[max(count, 0)].size or count < -1:
+        raise BrokenStream(f"a permission came with {len(head)} bytes and {len(arrays)} arrays, and says it has others")
+    return _make_allow(run, version, seen, None if count < 0 else _INTS[count].unpack_from(head, _ALLOW_HEAD.size))
+
+
+def _write_batch(batch: Batch) -> Pieces | None:
+    values, width = batch.values, len(batch.values)
+    if not set(map(len, batch.more)) <= {width}:
+        return None
+    head = _BATCH_HEAD.pack(_BATCH, batch.run, batch.replica, batch.number, 1 + len(batch.more), width)
+    return brief.frame(head, values if not batch.more else [value for one in (values, *batch.more) for value in one])
+
+
+def _read_batch(head: bytes, arrays: tuple[Any, ...]) -> Batch:
+    _, run, replica, number, count, width = _BATCH_HEAD.unpack(head)
+    if count < 1 or count * width != len(arrays):
+        raise BrokenStream(f"{count} batches of {width} values came with {len(arrays)} arrays")
+    more = (
+        tuple([arrays[at : at + width] for at in range(width, width * count, width)]) if width else ((),) * (count - 1)
+    )
+    return _make_batch(run, replica, number, arrays[:width], more)
+
+
 def _are_floats(values: tuple[Any, ...]) -> bool:
     """Whether there is a place for all of these numbers."""
     return len(values) < len(_FLOATS) and {float}.issuperset(map(type, values))
@@ -147,11 +204,15 @@ _WRITE: dict[type[Any], Callable[[Any], Pieces | None]] = {
     Update: _write_update,
     NewVersion: _write_version,
     Report: _write_report,
+    Allow: _write_allow,
+    Batch: _write_batch,
 }
 _READ: dict[int, Callable[[bytes, tuple[Any, ...]], Any]] = {
     _UPDATE: _read_update,
     _VERSION: _read_version,
     _REPORT: _read_report,
+    _ALLOW: _read_allow,
+    _BATCH: _read_batch,
 }
 
 

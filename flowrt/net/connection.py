@@ -221,7 +221,7 @@ class _Stream(asyncio.BufferedProtocol):
 
     def tell(self) -> None:
         """Hand what has come to who listens, and in the end, why nothing more comes."""
-        until = time.monotonic() + TURN
+        until = time.monotonic() + TURN if len(self.inbox) > 1 else 0.0
         while self.inbox and self.hearer is not None:
             try:
                 self.hearer(self.take())

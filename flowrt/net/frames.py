@@ -223,9 +223,13 @@ class FrameReader:
         else:
             self._end += count
         self._worked = 0
-        while self._worked < self._work and not self.idle and (self._take_whole() or self._advance()):
-            pass
-        self._make_room()
+        while self._worked < self._work and (self._start < self._end or self._header is not None):
+            if not (self._take_whole() or self._advance()):
+                break
+        if self._start == self._end:
+            self._start = self._end = 0
+        else:
+            self._make_room()
 
     def _take_whole(self) -> bool:
         """Deliver the next frame at once, if it is short and all there; answers whether it was."""

@@ -32,6 +32,7 @@ from flowrt.base.errors import (
 )
 from flowrt.base.valueclass import valueclass
 from flowrt.net import briefly
+from flowrt.net.brief import Brief
 from flowrt.net.frames import NoRoom
 from flowrt.net.messages import (
     Announce,
@@ -247,6 +248,9 @@ class TensorLink:
             _log.info("%s", self._ending)
 
     def _hear(self, data: Any) -> None:
+        if type(data) is Brief:
+            self._store.posted(self.peer, briefly.read(data))
+            return
         message = from_data(data)
         if is_posted(message):
             self._store.posted(self.peer, message)

@@ -17,7 +17,7 @@ from flowrt.net import briefly
 from flowrt.net.brief import BEGINS
 from flowrt.net.frames import FrameReader, NoRoom, allocate_array
 from flowrt.net.messages import from_data, to_data
-from flowrt.sched.drivers.messages import NewVersion, Report, Seen, Update
+from flowrt.sched.drivers.messages import Allow, Batch, NewVersion, Report, Seen, Update
 
 RUN = (1 << 62) - 5
 SMALL = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -51,10 +51,23 @@ REPORTS = {
     "without times": Report(RUN, 7, RECEIPTS, (), nan, noise_scale=2.0),
     "of many": Report(RUN, 7, tuple((r, r, 0, 0.5, 0) for r in range(300)), (0.5,), 0.25, (), bytes(88 * 300)),
 }
-MESSAGES: dict[str, Update | NewVersion | Report] = {
+ALLOWS = {
+    "to go on": Allow(RUN, 8, 7),
+    "of no batches": Allow(RUN, 8, 7, ()),
+    "to the end": Allow(RUN, 1 << 40, 7, (3, 1 << 40, 0)),
+}
+BATCHES = {
+    "one": Batch(RUN, 3, 9, (SMALL, np.full((), 2, np.int32))),
+    "several": Batch(RUN, 3, 9, (SMALL, np.arange(2)), ((SMALL + 1, np.arange(3)), (SMALL, np.arange(0)))),
+    "without values": Batch(RUN, 3, 9, (), ((), ())),
+    "large": Batch(RUN, 3, 9, (np.arange(100_000, dtype=np.float32),)),
+}
+MESSAGES: dict[str, Update | NewVersion | Report | Allow | Batch] = {
     **{f"an update: {name}": update for name, update in UPDATES.items()},
     **{f"a version: {name}": version for name, version in VERSIONS.items()},
     **{f"a report: {name}": report for name, report in REPORTS.items()},
+    **{f"a permission: {name}": allow for name, allow in ALLOWS.items()},
+    **{f"batches: {name}": batch for name, batch in BATCHES.items()},
 }
 
 
@@ -128,6 +141,20 @@ def test_what_has_no_place_in_the_layout_is_left_to_others() -> None:
     assert briefly.write(Report(RUN, 7, RECEIPTS, (), 0.25, why="?" * 2000)) is None
     assert briefly.write(Report(RUN, 7, (), (0.5,), 0.25)) is None
     assert briefly.write(Report(RUN, 7, RECEIPTS, (0.5,), 0.25, identities=((3,), (4,)))) is None
+    assert briefly.write(Allow(RUN, 8, 7, (1,) * 100)) is None
+    assert briefly.write(Batch(RUN, 3, 9, (SMALL,), ((SMALL, SMALL),))) is None
+
+
+def test_what_several_are_told_is_written_as_it_was_when_the_first_was_told() -> None:
+    values = (np.zeros(3, np.float32),)
+    first = written(NewVersion(RUN, 7, 0, 0, 8, True, 7, values))
+    values[0][:] = 1
+    (again,) = read([written(NewVersion(RUN, 7, 0, 1, 8, True, 7, values))])
+    assert same(read([first])[0].values, again.values)
+    (anew,) = read([written(NewVersion(RUN, 8, 0, 1, 8, True, 7, (values[0],)))])
+    assert same(anew.values, values)
+    (rows,) = read([written(NewVersion(RUN, 8, 0, 1, 8, True, 7, (values[0],), 3, (SMALL,)))])
+    assert same(rows.rows, (SMALL,))
 
 
 def test_an_array_without_room_is_told_in_its_place() -> None:
@@ -168,7 +195,7 @@ def test_bytes_that_are_not_what_was_sent_make_a_message_or_break_the_stream(nam
             reader.buffer_updated(len(bad))
             for data in came:
                 made = from_data(data)
-                assert isinstance(made, Update | NewVersion | Report)
+                assert isinstance(made, Update | NewVersion | Report | Allow | Batch)
                 numbers = fields(made)[1 : 3 if isinstance(made, Report) else 4]
                 assert same(numbers, tuple(map(int, numbers)))
         except BrokenStream:
