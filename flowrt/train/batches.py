@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from flowrt.ledger.writer import Writer
 
 Values: TypeAlias = "tuple[np.ndarray[Any, Any], ...]"
-TOGETHER = 8  # batches that one message brings to a replica, where they are small
+TOGETHER = 6  # batches that one message brings to a replica, where they are small
+EARLIER = 2  # so many batches before one that is kept back would be waited for, those that go together are sent
 SMALL, FEW = 60 << 10, 96  # bytes, and arrays, that these have at most: they are received in one go
 
 
@@ -228,7 +229,7 @@ class Supply:
         while self._has(handing.identity) and (handed := handing.next()) is not None:
             replica, number, identity = handed
             self._together = 1 if self._source.waits else _together(self._values_of(identity))
-            handing.depth = self._depth + self._together - 1
+            handing.depth = self._depth + self._together - 1 + min(EARLIER, self._together - 1)
             if sent[replica] - handing.spent[replica] < self._depth or number - sent[replica] >= self._together:
                 self._send(replica)
         if handing.identity is None:  # nothing more that these could wait for
