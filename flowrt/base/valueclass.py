@@ -148,10 +148,13 @@ def maker(kind: type[T]) -> Callable[..., T]:
     As by `replace`, nothing is checked. A frozen object is slow to fill: this fills another one of the same slots, and
     makes it one of the class.
     """
-    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    open_twin: Any = make_dataclass(f"Open{kind.__name__}", names, eq=False, repr=False, slots=True)
+    open_twin: Any = None  # until somebody makes one
 
     def make(*values: Any) -> Any:
+        nonlocal open_twin
+        if open_twin is None:
+            names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+            open_twin = make_dataclass(f"Open{kind.__name__}", names, eq=False, repr=False, slots=True)
         made = open_twin(*values)
         made.__class__ = kind
         return made

@@ -15,9 +15,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import BrokenStream
-from flowrt.base.valueclass import maker
 from flowrt.net import brief
-from flowrt.sched.drivers.messages import Allow, Batch, NewVersion, Report, Update
+from flowrt.sched.drivers.messages import (
+    Allow,
+    Batch,
+    NewVersion,
+    Report,
+    Update,
+    make_allow,
+    make_batch,
+    make_report,
+    make_update,
+    make_version,
+)
 
 if TYPE_CHECKING:
     from flowrt.net.brief import Brief
@@ -39,8 +49,6 @@ _ALLOW_HEAD = struct.Struct("<B3qi")
 _BATCH_HEAD = struct.Struct("<B3q2H")
 _INTS = [struct.Struct(f"<{count}q") for count in range(65)]
 _FLOATS = [struct.Struct(f"<{count}d") for count in range(17)]
-_make_update, _make_version, _make_report = maker(Update), maker(NewVersion), maker(Report)
-_make_allow, _make_batch = maker(Allow), maker(Batch)
 
 
 def _write_update(update: Update) -> Pieces | None:
@@ -81,7 +89,7 @@ def _read_update(head: bytes, arrays: tuple[Any, ...]) -> Update:
     if at + times != len(head) or behind != len(arrays):
         raise BrokenStream(f"an update came with {len(head)} bytes and {len(arrays)} arrays, and says it has others")
     parts = arrays[:parts] if wants else arrays
-    return _make_update(run, version, replica, ready, parts, numbers, wants, head[at:], finite, samples, square)
+    return make_update(run, version, replica, ready, parts, numbers, wants, head[at:], finite, samples, square)
 
 
 _last: tuple[Any, brief.Tail | None] = (None, None)  # values that were told last, and what they come to
@@ -121,7 +129,7 @@ def _read_version(head: bytes, arrays: tuple[Any, ...]) -> NewVersion:
     if count > len(arrays):
         raise BrokenStream(f"a version of {count} values came with {len(arrays)} arrays")
     values, rows = arrays[:count], arrays[count:]
-    return _make_version(run, version, server, replica, spent, begun, since, values, number, rows)
+    return make_version(run, version, server, replica, spent, begun, since, values, number, rows)
 
 
 def _write_report(report: Report) -> Pieces | None:
@@ -158,7 +166,7 @@ def _read_report(head: bytes, arrays: tuple[Any, ...]) -> Report:
     if len(receipts) != count:
         raise BrokenStream(f"a report came with {len(receipts)} receipts, and says it has {count}")
     why = head[at:].decode()
-    return _make_report(run, version, receipts, told, seconds, stages, each[end:], why, noise_scale, ())
+    return make_report(run, version, receipts, told, seconds, stages, each[end:], why, noise_scale, ())
 
 
 def _write_allow(allow: Allow) -> Pieces | None:
@@ -174,7 +182,7 @@ def _read_allow(head: bytes, arrays: tuple[Any, ...]) -> Allow:
     _, run, version, seen, count = _ALLOW_HEAD.unpack_from(head)
     if arrays or len(head) != _ALLOW_HEAD.size + _INTS[max(count, 0)].size or count < -1:
         raise BrokenStream(f"a permission came with {len(head)} bytes and {len(arrays)} arrays, and says it has others")
-    return _make_allow(run, version, seen, None if count < 0 else _INTS[count].unpack_from(head, _ALLOW_HEAD.size))
+    return make_allow(run, version, seen, None if count < 0 else _INTS[count].unpack_from(head, _ALLOW_HEAD.size))
 
 
 def _write_batch(batch: Batch) -> Pieces | None:
@@ -192,7 +200,7 @@ def _read_batch(head: bytes, arrays: tuple[Any, ...]) -> Batch:
     more = (
         tuple([arrays[at : at + width] for at in range(width, width * count, width)]) if width else ((),) * (count - 1)
     )
-    return _make_batch(run, replica, number, arrays[:width], more)
+    return make_batch(run, replica, number, arrays[:width], more)
 
 
 def _are_floats(values: tuple[Any, ...]) -> bool:

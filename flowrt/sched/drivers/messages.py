@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import nan
 from typing import Any
 
-from flowrt.base.valueclass import valueclass
+from flowrt.base.valueclass import maker, valueclass
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.inquiries import INQUIRIES
 from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS
@@ -488,3 +488,7 @@ KINDS: tuple[type[Any], ...] = (
     *(Update, Ready, Seen, Wants, Failed, Doing),
     *(NewVersion, AskedRows, Held, ApplyOrder, Applied, Report, Gone, Pending, Ended),
 )
+
+# what makes messages of every step, of all their fields in order
+make_update, make_version, make_report = maker(Update), maker(NewVersion), maker(Report)
+make_allow, make_batch = maker(Allow), maker(Batch)

@@ -11,6 +11,7 @@ import numpy as np
 
 from flowrt.base import codec
 from flowrt.base.errors import ResourceError, SpecError
+from flowrt.base.valueclass import maker
 from flowrt.sched.drivers.tasks import sleep_until
 from flowrt.sched.host.host import RunContext
 
@@ -28,6 +29,7 @@ Send: TypeAlias = Callable[[str, str, Any], None]
 """How a message is posted to a task, or to the client of an epoch: see `rendezvous.Remote.post`."""
 Then: TypeAlias = "Callable[[list[Array]], None]"
 Failed: TypeAlias = Callable[[BaseException], None]
+_make_context: Callable[..., RunContext] = maker(RunContext)
 MOST, BUNDLE = 256, "bundle"  # values that a message holds as they are; what stands for more
 
 
@@ -75,7 +77,7 @@ class Way:
 
         What random ops draw depends on the version alone: the same when it is computed again.
         """
-        return RunContext((self.origin, _step_number(self.run, version, replica, replicas)), version, self.seed)
+        return _make_context((self.origin, _step_number(self.run, version, replica, replicas)), version, self.seed)
 
     def compute(
         self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed, at: str = ""

@@ -34,6 +34,7 @@ from flowrt.sched.drivers.messages import (
     Ready,
     Seen,
     Update,
+    make_update,
 )
 from flowrt.sched.drivers.pulse import Pulse
 from flowrt.sched.drivers.way import Unread, Way, bundled, checked, unbundled
@@ -57,6 +58,7 @@ class Replica:
         self, role: BeginReplica, tower: Closed, ask: Closed | None, way: Way, rounds: Rounds | None = None
     ) -> None:
         self.role = role
+        self._whose = f"replica {role.replica} of {role.group!r}"
         self._tower = tower
         self.way = way
         self._at = [role.version - 1] * len(role.servers)  # the version of each server's values
@@ -113,12 +115,6 @@ class Replica:
     def hear(self, message: Batch | Draw | NewVersion | AskedRows | Probe) -> None:
         """Take in a batch, or which one to read, a version, or rows; or say what is done here."""
         match message:
-            case Batch():
-                for number, values in enumerate((message.values, *message.more), message.number):
-                    self._come(number, values)
-            case Draw():
-                if self._reader is not None:
-                    self._reader.draw(message.number, message.identities)
             case NewVersion():
                 if message.version > self._at[message.server]:
                     self._take(message)
@@ -126,6 +122,12 @@ class Replica:
                     self._take_rows(message)  # those that came with it before may be lost
                     if self.role.staleness and self.task is None:  # else an update acknowledges it
                         self._see(message.server, message.version, waits=not self._under_way)
+            case Batch():
+                for number, values in enumerate((message.values, *message.more), message.number):
+                    self._come(number, values)
+            case Draw():
+                if self._reader is not None:
+                    self._reader.draw(message.number, message.identities)
             case AskedRows():
                 self._take_rows(message)
             case Probe():
@@ -182,9 +184,11 @@ class Replica:
             for number in [n for n in self._batches if n <= used]:
                 del self._batches[number]
             self._use(used)
-        if self._has_all(message.version):
+        whole = self._has_all(message.version)
+        if whole:
             self.watch.arrive()
-        self._pass_over(server)
+        if self.role.staleness or not whole:
+            self._pass_over(server)
         if self.task is None:
             self._go_on()
         elif self._on < self._since or message.version - self._on > self.role.staleness:
@@ -299,9 +303,7 @@ class Replica:
         role, way = self.role, self.way
         context = way.context(version, role.replica, role.replicas)
         try:
-            feeds = checked(
-                self._feeds(_read(batch)), self._tower.plan.feeds, f"replica {role.replica} of {role.group!r}"
-            )
+            feeds = checked(self._feeds(_read(batch)), self._tower.plan.feeds, self._whose)
         except Exception as error:
             self._fail(version, error)
             return
@@ -346,7 +348,7 @@ class Replica:
             square = square_of(parts, role.measured[server]) if role.measured else nan
             mine = ((), b"") if server else (told, times)
             self._posted.append(
-                Update(
+                make_update(
                     role.run,
                     version,
                     role.replica,

@@ -35,6 +35,7 @@ from flowrt.sched.drivers.messages import (
     Ready,
     Report,
     Update,
+    make_report,
 )
 from flowrt.sched.policies import policy_from_data
 from flowrt.sched.policies.noise import NoiseScale
@@ -419,7 +420,7 @@ class Coordination:
         waited, whole = made.ordered - made.decided, self._whole  # for the client to ask for it
         if made.squares is not None:
             self._noise = self._noise.learn(made.squares, made.square)
-        report = Report(
+        report = make_report(
             self._role.run,
             made.version,
             tuple(
@@ -434,6 +435,7 @@ class Coordination:
             b"".join([_ROW.pack(*heard, whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
             made.why,
             self._noise.value,
+            (),
         )
         self._forget_old()
         self._keep(report)

@@ -28,12 +28,12 @@ from flowrt.sched.drivers.messages import (
     Failed,
     Held,
     Lost,
-    NewVersion,
     Probe,
     Ready,
     Seen,
     Update,
     Wants,
+    make_version,
 )
 from flowrt.sched.drivers.way import Way, bundled, checked, unbundled
 from flowrt.sched.server.combining import Combiner
@@ -410,7 +410,7 @@ class Server:
         told.waiting[self._at] = self.way.clock()
         booked = (0, False, 0) if self.coordination is None else self.coordination.booked(replica)
         number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, self._at)
-        told_now = NewVersion(role.run, self._at, role.server, replica, *booked, self._values, number, rows)
+        told_now = make_version(role.run, self._at, role.server, replica, *booked, self._values, number, rows)
         self.way.post(role.replicas[replica], told_now)
 
     def _is_under_way(self, replica: int) -> bool:
