@@ -201,12 +201,12 @@ class NetworkNode:
         reign = self._reigns.get(epoch)
         if peer == self.host.task:
             asyncio.get_running_loop().call_soon(self._hear_posted, peer, message)
-        elif reign is None or (peer != CLIENT and peer not in reign.addresses):
-            self._post_after(peer, message)
-        elif peer == CLIENT:
+        elif reign is not None and (address := reign.addresses.get(peer)) is not None:
+            self._links.post(peer, address, message)
+        elif reign is not None and peer == CLIENT:
             self._post_to_client(reign, message)
         else:
-            self._links.post(peer, address_of(peer, reign), message)
+            self._post_after(peer, message)
 
     def _post_after(self, peer: str, message: Any) -> None:
         """Send a message though no master says where to: what one that is gone has ordered, all servers apply."""
@@ -216,8 +216,8 @@ class NetworkNode:
             _log.info("%s: nothing is posted to %s: nobody says where it is", self.host.task, peer)
 
     def _post_to_client(self, reign: Reign, message: Any) -> None:
-        if reign.link is not None:
-            reign.link.post(message)
+        if (link := reign.link) is not None:
+            link.post(message)
         elif not reign.client.done():
             reign.waiting.append(message)
 

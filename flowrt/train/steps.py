@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from flowrt.base.errors import ClosedError, FlowrtError, GraphError, LedgerError, user_site
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import shorten
-from flowrt.base.valueclass import valueclass
+from flowrt.base.valueclass import maker, valueclass
 from flowrt.data import Source
 from flowrt.finishing import to_the_end
 from flowrt.ledger.account import AGAIN
@@ -92,6 +92,9 @@ class StepReport:
     def times(self) -> Mapping[int, Times]:
         """By replica, how its step divided; where it was late or cut off, of the version that it was at."""
         return {} if self.measured is None else times_of(*self.measured)
+
+
+_make_report = maker(StepReport)
 
 
 class Reports(AsyncGenerator[StepReport, None]):
@@ -370,39 +373,46 @@ class Steps:
     def _report(self, report: Report) -> StepReport:
         if self._ledger is not None:
             self._ledger.made(report)
-        outcomes = {replica: OUTCOMES[code] for replica, _, code, _, _ in report.receipts}
-        stale = {replica: staleness for replica, *_, staleness in report.receipts}
-        batches: dict[int, Sequence[int]] = {}
+        tally, supply, each = self._trainer.tally, self._supply, self._each
         requeue = self._trainer.late == "requeue"
-        for place, (replica, batch, _, seconds, _) in enumerate(report.receipts):
-            spent = self._supply.spend(replica, batch * self._each, again=requeue and outcomes[replica] in AGAIN)
-            batches[replica] = report.identities[place] if report.identities else spent
-            self._next_identity = max(self._next_identity, *(1 + identity for identity in batches[replica]), 0)
+        outcomes: dict[int, Outcome] = {}
+        batches: dict[int, Sequence[int]] = {}
+        stale: dict[int, int] = {}
+        for place, (replica, batch, code, seconds, staleness) in enumerate(report.receipts):
+            became = outcomes[replica] = OUTCOMES[code]
+            spent: Sequence[int] = supply.spend(replica, batch * each, again=requeue and became in AGAIN)
+            batches[replica] = spent = report.identities[place] if report.identities else spent
+            if self._detached:
+                self._next_identity = max(self._next_identity, *(1 + identity for identity in spent), 0)
             if seconds >= 0:
-                self._trainer.tally.took(replica, seconds)
-        kept = _those(outcomes, Outcome.KEPT)
-        self._trainer.tally.count(outcomes, {replica: stale[replica] for replica in kept})
+                tally.took(replica, seconds)
+            if became is Outcome.KEPT:
+                stale[replica] = staleness
+        kept = tuple(stale)
+        tally.count(outcomes, stale)
         loss, *metrics = report.told
         rolled_back, self._rolled_back = self._rolled_back, None
         self._kept += len(kept)
         self._told = report.version + 1
-        return StepReport(
+        others = {} if len(kept) == len(outcomes) else outcomes
+        step: StepReport = _make_report(
             report.version + 1,
             loss,
             dict(zip(self._trainer.towers[0].metrics, metrics, strict=True)),
             kept,
-            _those(outcomes, Outcome.LATE),
-            _those(outcomes, Outcome.LOST),
-            _those(outcomes, Outcome.REFUSED),
+            _those(others, Outcome.LATE),
+            _those(others, Outcome.LOST),
+            _those(others, Outcome.REFUSED),
             report.seconds,
             report.why,
-            tuple(stale[replica] for replica in kept),
+            tuple(stale.values()),
             report.noise_scale,
-            self._trainer.tally.attribution.slow,
+            tally.attribution.slow,
             batches,
             rolled_back,
-            (report, self._trainer.tally.attribution.clocks),
+            (report, tally.attribution.clocks),
         )
+        return step
 
     async def _stop(self) -> None:
         """End the run, and draw nothing any more, once."""
