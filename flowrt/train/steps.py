@@ -25,7 +25,7 @@ from flowrt.data import Source
 from flowrt.finishing import to_the_end
 from flowrt.ledger.account import AGAIN
 from flowrt.ledger.writer import OLDER
-from flowrt.sched.server.coordination import OUTCOMES
+from flowrt.sched.server.reporting import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
 from flowrt.train.accounts import open_ledger
 from flowrt.train.batches import Batches, Identities, Supply, Values

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
 
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import DeviceLost, FlowrtError, GraphError, LinkBroken, NodeLost, RemoteError, name_error
@@ -35,33 +32,19 @@ from flowrt.sched.drivers.messages import (
     Ready,
     Report,
     Update,
-    make_report,
 )
 from flowrt.sched.policies import policy_from_data
-from flowrt.sched.policies.noise import NoiseScale
+from flowrt.sched.server.reporting import Reporting
 from flowrt.sched.versions.coordinator import Coordinator
-from flowrt.sched.versions.ledger import Cause, Outcome, Stuck
-from flowrt.sched.versions.steady import Made, Steady
+from flowrt.sched.versions.ledger import Cause, Stuck
+from flowrt.sched.versions.steady import Steady
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.way import Way
 
-OUTCOMES = tuple(Outcome)
-"""What the codes of outcomes in a `Report` mean."""
 Weights: TypeAlias = "tuple[float, ...] | None"
 _log = logging.getLogger(__name__)
-_ROW, _TIMES = struct.Struct("=4d40s2d"), struct.Struct("=5d")  # of `Report.times`, and what a stopwatch says in it
 PASSING = (LinkBroken.__name__, NodeLost.__name__)  # errors of a replica that may be well for the next version
-
-
-@dataclass(slots=True)
-class _Came:
-    """What came with an update, computed from ``version``: what it ``told``, when, and of how many samples it is."""
-
-    version: int
-    told: Sequence[Any]
-    at: float
-    samples: int
 
 
 class Coordination:
@@ -92,14 +75,11 @@ class Coordination:
                 floor=role.floor,
             )
         )
-        self._came: dict[int, _Came] = {}  # by replica: its update that came last
-        self._heard: dict[int, tuple[Any, ...]] = {}  # by replica: what `Report.times` says of it, but for the last
-        self._whole: dict[int, float] = {}  # by replica: when a server last held its update
+        self._reporting = Reporting(role.run)
         self._turns = [0] * len(role.replicas)  # by replica: how often it was begun again
         self._gone = [0] * len(role.replicas)  # by replica: how many batches the one that was lost last had spent
         self._joined = [0] * len(role.replicas)  # by replica: after how many batches it began again
         self._counted = -1  # the version that was open when the client last counted the batches; -1 if not since a loss
-        self._noise = NoiseScale()
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None  # when that wakes the coordinator
         self._reports: list[Report] = []  # that the client may not have
@@ -206,8 +186,8 @@ class Coordination:
         match message:
             case Held(_, server, version, replica, finite, square):
                 if version <= self.version:
-                    self._whole[replica] = now
-                    samples = self._samples(replica)
+                    self._reporting.held(replica, now)
+                    samples = self._reporting.samples(replica)
                     self._value = self._value.held(server, version, replica, finite, now, square, samples)[0]
             case Applied(_, server, version, square):
                 self._applied(server, version, now, square)
@@ -248,16 +228,13 @@ class Coordination:
         now, replica = self._way.clock(), update.replica
         if not self._steady.give(replica, update.version, update.ready):
             self._value = self._value.ready(replica, update.ready, now)
-        known = self._came.get(replica)
-        if (known is None or update.version > known.version) and update.version >= self._steady.oldest(replica):
-            self._came[replica] = _Came(update.version, update.told, now, update.samples)
-        self._heard[replica] = replica, update.version, told, 0.0, update.times, now
+        self._reporting.take_down(update, told, now, self._steady.oldest(replica))
 
     def hold(self, server: int, version: int, replica: int, finite: bool, square: float) -> None:
         """Server 0 itself holds its parts of an update, or refused them: see `Held`."""
         now = self._way.clock()
-        if finite and self._steady.hold(replica, version, now, self._samples(replica)):
-            self._whole[replica] = now
+        if finite and self._steady.hold(replica, version, now, self._reporting.samples(replica)):
+            self._reporting.held(replica, now)
             if self._steady.is_fixed:
                 self._give_order(now)
         else:
@@ -265,15 +242,14 @@ class Coordination:
 
     def overtook(self, replica: int, cut: tuple[float, ...], told: float) -> None:
         """Take down what a replica was doing for a version that was overtaken, of which it was ``told`` then."""
-        version, phase, *times, _ = cut
-        self._heard[replica] = replica, version, told, phase, _TIMES.pack(*times), self._way.clock()
+        self._reporting.take_down_cut(replica, cut, told, self._way.clock())
 
     def tell_pending(self, told: Sequence[float]) -> None:
         """Tell the client what is waited for; ``told`` is when replicas were told what they owe an answer to, or 0."""
         now, value = self._way.clock(), self._value
         stages = value.quorum.opened, value.quorum.closed_at or 0.0, value.ordered_at or 0.0
         ago = [tuple([now - at if at > 0 else -1.0 for at in stamps]) for stamps in (stages, told)]
-        self._way.post(CLIENT, Pending(self._role.run, self.version, ago[0], ago[1], tuple(self._came)))
+        self._way.post(CLIENT, Pending(self._role.run, self.version, ago[0], ago[1], self._reporting.came))
 
     def broken(self, peer: str) -> None:
         """Say again what ``peer`` may not have heard."""
@@ -392,11 +368,7 @@ class Coordination:
             return order
         was = dict(self._value.was)
         batches = tuple([was.get(replica, self._value.spent[replica]) for replica in replicas])
-        return replace(order, batches=batches, told=self._means(replicas))
-
-    def _means(self, kept: Sequence[int]) -> tuple[Any, ...]:
-        """What is told of the updates of these."""
-        return tuple([_mean(column) for column in zip(*[self._came[replica].told for replica in kept], strict=True)])
+        return replace(order, batches=batches, told=self._reporting.means(replicas))
 
     def _end_if_stuck(self) -> None:
         if self._end is not None or (stuck := self._value.stuck()) is None:
@@ -408,55 +380,15 @@ class Coordination:
         made = self._steady.publish(server, version, now, square)
         if made is not None:
             self._publish(self.version)
-            self._report(made, now)
+            report = self._reporting.report(made, now)
+            self._reporting.forget(self._steady.oldest)
+            self._keep(report)
+            if self._end is not None:
+                self._finish()
             while self._resting:
                 waiter = self._resting.pop()
                 if not waiter.done():
                     waiter.set_result(None)
-
-    def _report(self, made: Made, now: float) -> None:
-        """Tell the client of a version that all servers have applied."""
-        kept = [receipt.replica for receipt in made.receipts if receipt.outcome is Outcome.KEPT]
-        waited, whole = made.ordered - made.decided, self._whole  # for the client to ask for it
-        if made.squares is not None:
-            self._noise = self._noise.learn(made.squares, made.square)
-        report = make_report(
-            self._role.run,
-            made.version,
-            tuple(
-                [
-                    (r.replica, r.batch, OUTCOMES.index(r.outcome), self._took(made, r.replica), r.staleness)
-                    for r in made.receipts
-                ]
-            ),
-            self._means(kept),
-            now - made.opened - waited,
-            (made.opened, made.decided, made.ordered, now),
-            b"".join([_ROW.pack(*heard, whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
-            made.why,
-            self._noise.value,
-            (),
-        )
-        self._forget_old()
-        self._keep(report)
-        if self._end is not None:
-            self._finish()
-
-    def _forget_old(self) -> None:
-        """Forget what came with updates that count no more."""
-        kept = self._came.items() if self._role.staleness else ()  # else all is older than what is open now
-        self._came = {r: came for r, came in kept if came.version >= self._steady.oldest(r)}
-        self._heard, self._whole = {}, {}
-
-    def _took(self, made: Made, replica: int) -> float:
-        """The seconds from a replica's version's opening, or since it began, if it did before, to its update; or -1."""
-        began = min(made.opened, made.began[replica])
-        return self._came[replica].at - began if replica in self._came else -1.0
-
-    def _samples(self, replica: int) -> int:
-        """Of how many samples the update of a replica was made."""
-        came = self._came.get(replica)
-        return 0 if came is None else came.samples
 
     def _failed(self, failed: Failed) -> None:
         if failed.replica < 0:
@@ -483,14 +415,6 @@ class Coordination:
         self.end(failed.error, failed.text if here else f"on {where}: {failed.text}")
         if failed.replica < 0:  # what was ordered is not going to be applied by all
             self._finish()
-
-
-def _mean(values: Sequence[Any]) -> Any:
-    """The mean in float64, of numbers or of arrays of one shape."""
-    total: Any = 0.0
-    for value in values:
-        total = total + (value if isinstance(value, float) else np.asarray(value, np.float64))
-    return total / len(values)
 
 
 def _why(stuck: Stuck) -> tuple[str, str]:

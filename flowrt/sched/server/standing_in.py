@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.valueclass import replace
 from flowrt.sched.drivers.messages import ApplyOrder, Report
-from flowrt.sched.server.coordination import OUTCOMES
+from flowrt.sched.server.reporting import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
 
 if TYPE_CHECKING:

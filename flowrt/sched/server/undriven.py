@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import NodeLost
 from flowrt.sched.drivers.messages import Gone, Lost
-from flowrt.sched.server.coordination import OUTCOMES, Coordination
+from flowrt.sched.server.coordination import Coordination
 from flowrt.sched.server.detached import Detached
+from flowrt.sched.server.reporting import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
 
 if TYPE_CHECKING:

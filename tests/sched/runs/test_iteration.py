@@ -16,7 +16,7 @@ from flowrt.sched.drivers.inquiries import Look, Settle
 from flowrt.sched.drivers.messages import ApplyOrder, Ended, Lost, NewVersion, Stop, Update
 from flowrt.sched.runs import iterations as iterations_module
 from flowrt.sched.runs.iterations import left_from_data
-from flowrt.sched.server.coordination import OUTCOMES
+from flowrt.sched.server.reporting import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ async def test_a_step_costs_an_update_and_a_version_for_each_replica_and_a_repor
         made.deliver = count  # type: ignore[method-assign]
         made.allow(4)
         made.settle()
-        assert {kind: sent.count(kind) for kind in set(sent)} == {"Version": 6, "Update": 6, "Report": 2}
+        assert {kind: sent.count(kind) for kind in set(sent)} == {"NewVersion": 6, "Update": 6, "Report": 2}
 
 
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from iteration_world import NUMBER, RUN, FakePlan, World, begun
 from flowrt.base.device import CLIENT
 from flowrt.sched.drivers.messages import BeginReplica, Ended
 from flowrt.sched.replica.stopwatch import Phase, Stopwatch
-from flowrt.sched.server.coordination import OUTCOMES
+from flowrt.sched.server.reporting import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
 
 if TYPE_CHECKING:

@@ -1,0 +1,115 @@
+"""What server 0 tells of a version that all have applied, put together from what came with its updates.
+
+Law: it decides nothing. What is kept of an update is the newest of each replica, as long as that may count.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.sched.drivers.messages import Report, Update, make_report
+from flowrt.sched.policies.noise import NoiseScale
+from flowrt.sched.versions.ledger import Outcome
+
+if TYPE_CHECKING:
+    from flowrt.sched.versions.steady import Made
+
+OUTCOMES = tuple(Outcome)
+"""What the codes of outcomes in a `Report` mean."""
+_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
+_ROW, _TIMES = struct.Struct("=4d40s2d"), struct.Struct("=5d")  # of `Report.times`, and what a stopwatch says in it
+
+
+@dataclass(slots=True)
+class _Came:
+    """What came with an update, computed from ``version``: what it ``told``, when, and of how many samples it is."""
+
+    version: int
+    told: Sequence[Any]
+    at: float
+    samples: int
+
+
+class Reporting:
+    """What came with the updates of one run."""
+
+    def __init__(self, run: int) -> None:
+        self._run = run
+        self._came: dict[int, _Came] = {}  # by replica: its update that came last
+        self._heard: dict[int, tuple[Any, ...]] = {}  # by replica: what `Report.times` says of it, but for the last
+        self._whole: dict[int, float] = {}  # by replica: when a server last held its update
+        self._noise = NoiseScale()
+
+    def take_down(self, update: Update, told: float, now: float, oldest: int) -> None:
+        """An update has come; its replica was ``told`` its version then, and one from ``oldest`` on may count."""
+        replica, version = update.replica, update.version
+        known = self._came.get(replica)
+        if (known is None or version > known.version) and version >= oldest:
+            self._came[replica] = _Came(version, update.told, now, update.samples)
+        self._heard[replica] = replica, version, told, 0.0, update.times, now
+
+    def take_down_cut(self, replica: int, cut: tuple[float, ...], told: float, now: float) -> None:
+        """A replica was doing this for a version that was overtaken, of which it was ``told`` then."""
+        version, phase, *times, _ = cut
+        self._heard[replica] = replica, version, told, phase, _TIMES.pack(*times), now
+
+    def held(self, replica: int, now: float) -> None:
+        """A server holds its part of the update of ``replica``."""
+        self._whole[replica] = now
+
+    @property
+    def came(self) -> tuple[int, ...]:
+        """Whose updates have come that may count."""
+        return tuple(self._came)
+
+    def samples(self, replica: int) -> int:
+        """Of how many samples the update of ``replica`` was made."""
+        came = self._came.get(replica)
+        return 0 if came is None else came.samples
+
+    def means(self, kept: Iterable[int]) -> tuple[Any, ...]:
+        """What is told of the updates of these."""
+        return tuple([_mean(column) for column in zip(*[self._came[replica].told for replica in kept], strict=True)])
+
+    def report(self, made: Made, now: float) -> Report:
+        """What there is to say of a version."""
+        if made.squares is not None:
+            self._noise = self._noise.learn(made.squares, made.square)
+        whole, waited = self._whole, made.ordered - made.decided  # for the client to ask for it
+        took, receipts = self._took, made.receipts
+        report: Report = make_report(
+            self._run,
+            made.version,
+            tuple([(r.replica, r.batch, _CODES[r.outcome], took(made, r.replica), r.staleness) for r in receipts]),
+            self.means([r.replica for r in receipts if r.outcome is Outcome.KEPT]),
+            now - made.opened - waited,
+            (made.opened, made.decided, made.ordered, now),
+            b"".join([_ROW.pack(*heard, whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
+            made.why,
+            self._noise.value,
+            (),
+        )
+        self._heard, self._whole = {}, {}
+        return report
+
+    def forget(self, oldest: Callable[[int], int]) -> None:
+        """Forget what came with updates that count no more: ``oldest`` says by replica which versions' still do."""
+        self._came = {r: came for r, came in self._came.items() if came.version >= oldest(r)}
+
+    def _took(self, made: Made, replica: int) -> float:
+        """The seconds from a replica's version's opening, or since it began, if it did before, to its update; or -1."""
+        began = min(made.opened, made.began[replica])
+        return self._came[replica].at - began if replica in self._came else -1.0
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """The mean in float64, of numbers or of arrays of one shape."""
+    total: Any = 0.0
+    for value in values:
+        total = total + (value if isinstance(value, float) else np.asarray(value, np.float64))
+    return total / len(values)
