@@ -72,6 +72,7 @@ if _typing.TYPE_CHECKING:
     from flowrt import data, delays, devices, launch, train
     from flowrt.cluster.cluster import ClusterSpec, LocalCluster
     from flowrt.ledger import Ledger
+    from flowrt.loss_scaling import LossScaled
     from flowrt.session.checkpoints import Checkpoints
     from flowrt.simulation import simulate
 
@@ -81,6 +82,7 @@ _LATER = {
     "ClusterSpec": "flowrt.cluster.cluster",
     "Ledger": "flowrt.ledger",
     "LocalCluster": "flowrt.cluster.cluster",
+    "LossScaled": "flowrt.loss_scaling",
     "data": "flowrt.data",
     "delays": "flowrt.delays",
     "devices": "flowrt.devices",
@@ -128,6 +130,7 @@ __all__ = [
     "LedgerError",
     "LinkBroken",
     "LocalCluster",
+    "LossScaled",
     "NodeLost",
     "Operand",
     "Operation",

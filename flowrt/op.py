@@ -56,6 +56,10 @@ class Builder(Protocol):
         """The outputs of ``op``; an op without outputs answers with the operation itself, alone in the tuple."""
 
 
+Rounding: TypeAlias = Callable[[Any, Sequence[Any]], list[Any]]
+rounding: ContextVar[Rounding | None] = ContextVar("flowrt_rounding", default=None)
+"""What rounds the operands of products, given their builder, where that is asked for."""
+
 _active: ContextVar[Builder | None] = ContextVar("flowrt_builder", default=None)
 _eager: list[tuple[Callable[[], Builder], Callable[..., Any], Callable[..., Known]]] = []
 _gradients: list[Callable[..., list[Any]]] = []
@@ -183,6 +187,7 @@ class Op:
         self.core = core  # how many last axes of each input do not broadcast with the others'
         self.widens = widens  # where a number beyond what the promoted inputs' dtype holds makes it wider
         self.traits = Traits(**stated)
+        self._multiplies = self.traits.contraction is not None
         self.differentiable = True
         self.absent_gradients = (
             False  # whether the rule is given None, not zeros, for outputs that nothing came back to
@@ -253,7 +258,7 @@ class Op:
     def _answer(self, args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None) -> Any:
         """The outputs: by what is known of calls like this one, else the long way."""
         try:
-            if _active.get() is not None:
+            if _active.get() is not None or (self._multiplies and rounding.get() is not None):
                 return self._call(args, kwargs, name, None)
             key = likeness(self, self._roles, args, kwargs)
             known = RECALL.young.get(key) or RECALL.older(key)
@@ -292,6 +297,8 @@ class Op:
 
     def applied(self, builder: Builder, inputs: Sequence[Any], attrs: Mapping[str, Attr], name: str | None) -> Any:
         """The outputs, where nothing is left to sort out: ``inputs`` are the builder's own, ``attrs`` plain and all."""
+        if self._multiplies and (rounded := rounding.get()) is not None:
+            inputs = rounded(builder, inputs)
         with located(f"{self.name} {name!r}" if name else self.name):
             outputs = builder.apply(self, inputs, attrs, name)
         return outputs[0] if len(outputs) == 1 else outputs

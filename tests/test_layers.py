@@ -39,6 +39,7 @@ FAMILIES = [
     "elementwise",
     "activation",
     "flow",
+    "precision",
     "reduce",
     "shape",
     "slices",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 PAGES = {
@@ -91,6 +92,8 @@ PAGES = {
         fr.optim.NAME: SGD Momentum AdaGrad RMSProp Adam AdamW clip_by_global_norm
         fr.Session(graph).compile(fetches, feeds): function jit compile
         fr.Graph: Sequential Module Model
+        fr.mixed_precision(dtype): autocast amp mixed_precision_policy
+        fr.LossScaled(optimizer): GradScaler LossScaleOptimizer DynamicLossScale
         fr.op: primitive custom_gradient
         fr.random.normal(shape, seed=1): seed manual_seed set_random_seed
         "NAME", a string, where a dtype is asked for: float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64
@@ -297,5 +300,7 @@ def absent(namespace: str, module: Mapping[str, Any], name: str) -> AttributeErr
 
 
 def _is_public(name: str, value: Any) -> bool:
+    if isinstance(value, ModuleType):
+        return False  # which may ask here in its turn
     ours = str(getattr(value, "__module__", "")).startswith("flowrt.") and callable(value)
     return ours and not name.startswith("_") and not name.endswith("_grad")

@@ -103,6 +103,7 @@ class Traits:
     update: VariableUpdate | None = None
     contraction: Contraction | None = None
     idle_if_alike: bool = False  # where its first input is of the output's shape, it is the output
+    unread: tuple[int, ...] = ()  # inputs, by position, that no kernel looks at: derivatives alone go to them
     elsewhere: Elsewhere | None = None
 
 
@@ -114,6 +115,7 @@ class Stated(TypedDict, total=False):
     update: VariableUpdate
     contraction: Contraction
     idle_if_alike: bool
+    unread: tuple[int, ...]
     elsewhere: Elsewhere
 
 

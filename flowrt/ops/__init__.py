@@ -14,6 +14,7 @@ from flowrt.ops import (
     index,
     linalg,
     loops,
+    precision,
     queues,
     reduce,
     routing,
@@ -34,6 +35,7 @@ from flowrt.ops.flow import *
 from flowrt.ops.index import *
 from flowrt.ops.linalg import *
 from flowrt.ops.loops import *
+from flowrt.ops.precision import *
 from flowrt.ops.queues import *
 from flowrt.ops.reduce import *
 from flowrt.ops.routing import *
@@ -52,6 +54,7 @@ _FAMILIES = (
     index,
     linalg,
     loops,
+    precision,
     queues,
     reduce,
     routing,

@@ -10,6 +10,7 @@ from flowrt.base.spec import Shape, Spec
 from flowrt.base.traits import Contraction
 from flowrt.op import no_gradient
 from flowrt.ops.inference import broadcast
+from flowrt.ops.precision import as_product
 from flowrt.ops.shape import expand_dims, reshape, squeeze
 from flowrt.typed import op
 
@@ -74,7 +75,11 @@ def _is_batch(a: Spec, b: Spec) -> bool:
 
 @matmul.gradient
 def matmul_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    a, b = node.inputs
+    with as_product(node) as (a, b):
+        return _matmul_grad(node, a, b, dy)
+
+
+def _matmul_grad(node: Node, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Any, ...]:
     flag_a, flag_b = bool(node.attrs["transpose_a"]), bool(node.attrs["transpose_b"])
     row, column = a.spec.dims is not None and a.spec.rank == 1, b.spec.dims is not None and b.spec.rank == 1
     left, right = expand_dims(a, 0) if row else a, expand_dims(b, 1) if column else b

@@ -20,6 +20,7 @@ from flowrt.ops.inference import as_float, broadcast, described, filled, merged
 from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding, embedding_lookup, layer_norm
 from flowrt.ops.linalg import check_bias
 from flowrt.ops.moments import moments
+from flowrt.ops.precision import as_product
 from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
@@ -114,9 +115,9 @@ def _sliding_attrs(node: Node) -> tuple[Any, ...]:
 
 @conv2d.gradient
 def conv2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    x, filters = node.inputs
     how = _sliding_attrs(node)
-    return conv2d_input_grad(dy, filters, shape_of(x), *how), conv2d_filter_grad(x, dy, shape_of(filters), *how)
+    with as_product(node) as (x, filters):
+        return conv2d_input_grad(dy, filters, shape_of(x), *how), conv2d_filter_grad(x, dy, shape_of(filters), *how)
 
 
 @no_gradient

@@ -24,13 +24,13 @@ from flowrt.base.tracebacks import brief
 from flowrt.base.traits import VariableUpdate
 from flowrt.graph import Graph, Resource, TensorOperators, as_node, beside, current_graph, current_scope, scoped
 from flowrt.op import active_builder, as_value, building, no_gradient
-from flowrt.ops.elementwise import astype
+from flowrt.ops.elementwise import astype, where
 from flowrt.ops.flow import group
 from flowrt.ops.routing import looked_up, split_slices
 from flowrt.ops.rows import add_rows, assign_rows, write_rows
 from flowrt.ops.shape import concat
 from flowrt.ops.slices import IndexedSlices
-from flowrt.ops.source import constant
+from flowrt.ops.source import constant, zeros_like
 from flowrt.ops.starting import check_start, rows_of
 from flowrt.subgraph import Subgraph
 from flowrt.typed import op
@@ -105,6 +105,19 @@ def variables_from(source: VariableSource | None) -> Iterator[None]:
         yield
     finally:
         variable_source.reset(token)
+
+
+_condition: ContextVar[Tensor | None] = ContextVar("flowrt_condition", default=None)
+
+
+@contextmanager
+def only_if(condition: Tensor) -> Iterator[None]:
+    """Have what is assigned to whole variables inside change them only in steps where a scalar is true."""
+    token = _condition.set(condition)
+    try:
+        yield
+    finally:
+        _condition.reset(token)
 
 
 @brief
@@ -275,9 +288,16 @@ class Variable(TensorOperators):
             made: Node = write_rows(write, slices, settings, attributes, name or f"{self.name}/{write.name}")
         return made
 
+    def _if_meant(self, write: Op, value: Any) -> Any:
+        """What is written so that the variable stays as it is where the condition of `only_if` is false."""
+        condition = _condition.get()
+        if condition is None:
+            return value
+        return where(condition, value, as_value(self) if write is assign else zeros_like(value))
+
     def _write(self, write: Op, value: Any, name: str | None) -> Node:
         with building(self.graph), located(f"{write.name} to {self.name!r}"):
-            value, name = of_dtype(value, self.dtype), name or f"{self.name}/{write.name}"
+            value, name = self._if_meant(write, of_dtype(value, self.dtype)), name or f"{self.name}/{write.name}"
             made: Node = _touch(write, (value,), _attributes(self.resource), name)
         return made
 
@@ -414,6 +434,13 @@ class SplitVariable(Variable):
             moves = [part.move_rows(write, mine, settings) for part, mine in each]
             made: Node = group(*moves, name=name or f"{self.name}/{write.name}")
         return made
+
+    def _if_meant(self, write: Op, value: Any) -> Any:
+        """What is written so that the variable stays as it is where the condition of `only_if` is false."""
+        condition = _condition.get()
+        if condition is None:
+            return value
+        return where(condition, value, as_value(self) if write is assign else zeros_like(value))
 
     def _write(self, write: Op, value: Any, name: str | None) -> Node:
         with building(self.graph), located(f"{write.name} to {self.name!r}"):

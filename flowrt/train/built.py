@@ -119,6 +119,11 @@ class Built:
     def _check(self, servers: int, optimizer: Any) -> None:
         if not hasattr(optimizer, "compute_gradients"):
             raise GraphError(f"{user_site()}: optimizer is an instance, such as fr.optim.SGD(0.1), not {optimizer!r}")
+        if getattr(optimizer, "grow_every", None) is not None:
+            raise GraphError(
+                f"{user_site()}: replicas would each change the scale of their loss; have it stay as it is, by "
+                "fr.LossScaled(..., grow_every=None)"
+            )
         if not isinstance(servers, Integral) or servers < 1:
             raise GraphError(f"{user_site()}: expected at least 1 server, got servers={servers!r}")
         for name, spec in self.inputs.items():

@@ -15,6 +15,7 @@ from example import Example, bools, integers, normal, positive
 from op_examples_control import CONTROL
 from op_examples_fused import EPILOGUES, FUSED
 from op_examples_nn import INDEX, LINALG, LSTM, NN, RANDOM
+from op_examples_precision import PRECISION
 from op_examples_state import FLOW, STATE
 
 import flowrt.ops as fr
@@ -477,6 +478,7 @@ SHAPE = [
 EXAMPLES: Sequence[Example] = [
     *SOURCE,
     *ELEMENTWISE,
+    *PRECISION,
     *REDUCE,
     *SHAPE,
     *INDEX,

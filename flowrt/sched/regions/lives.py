@@ -117,8 +117,10 @@ def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
             continue  # it reads nothing when the tape runs
         elif node.op == READ or writes(node.op):
             _touch(lives, node, index)
-        for value in node.inputs:
-            lives.of[lives.roots[value]].last = index
+        unread = traits_of(node.op).unread
+        for place, value in enumerate(node.inputs):
+            if place not in unread:
+                lives.of[lives.roots[value]].last = index
     return lives
 
 
