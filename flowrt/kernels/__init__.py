@@ -24,7 +24,7 @@ from flowrt.kernels.ops import (
     source,
     trigonometry,
 )
-from flowrt.kernels.ops.nn import conv, pooling, recurrent, softmax, softmax_on_cuda
+from flowrt.kernels.ops.nn import conv, pooling, recurrent, recurrent_on_cuda, softmax, softmax_on_cuda
 from flowrt.kernels.ops.nn import entropy as nn
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "precision",
     "random",
     "recurrent",
+    "recurrent_on_cuda",
     "reduce",
     "routing",
     "rows",

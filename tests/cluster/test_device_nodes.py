@@ -79,6 +79,15 @@ async def test_towers_on_workers_devices_train_what_their_cores_do_with_variable
     np.testing.assert_allclose(there, here, rtol=1e-5)
 
 
+@pytest.mark.timeout(240)
+async def test_towers_on_workers_simulated_gpus_train_what_their_cores_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")  # of the nodes: here Numba may be imported already
+    devices = dict.fromkeys(WORKERS, ("cpu:0", "cuda:1"))
+    async with fr.LocalCluster(ps=1, worker=2, devices=devices) as cluster:
+        there, here = await losses(cluster, "/device:cuda:1"), await losses(cluster, "")
+    np.testing.assert_allclose(there, here, rtol=1e-4)
+
+
 @pytest.mark.timeout(120)
 async def test_a_replica_whose_device_is_lost_is_a_lost_replica_and_its_node_goes_on() -> None:
     graph, trainer = build("/device:fragile:0", replicas=3, policy=fr.train.FirstOf(2))

@@ -26,6 +26,7 @@ from flowrt.kernels.launch import prepare, run_kernel
 from flowrt.session.eager import evaluate
 
 RUN = np.array([0, 3, 11, 0], np.int64)  # what random ops read: the step and the seed
+KEEPING = ("lstm_steps", "lstm_steps_grad")
 
 
 class World:
@@ -51,7 +52,7 @@ class World:
 
     def _compare(self, example: Example, node: Node, arrays: list[Any], found: Any) -> None:
         key = (node.op.name, str(node.attrs), tuple((a.dtype.str, a.shape, a.tobytes()) for a in arrays))
-        if (node.op.name, "cuda") not in KERNELS or key in self._seen:
+        if (node.op.name, "cuda") not in KERNELS or key in self._seen or node.op.name in KEEPING:
             return
         self._seen.add(key)
         specs = [Spec(a.dtype, a.shape) for a in found]
@@ -73,6 +74,28 @@ class World:
                 if not np.allclose(mine, host, rtol=1e-5, atol=1e-6):
                     self.differences.append(f"{op} {attrs}: {mine} is not {host}")
             self.compared[op] += 1
+
+    def compare_layers(self) -> None:
+        """What keeps values for its gradient as it likes: both together."""
+        rng = np.random.default_rng(0)
+        for steps, batch, width, units in ((3, 2, 4, 5), (1, 1, 1, 1), (0, 2, 3, 2)):
+            shapes = [(steps, batch, width), (batch, units), (batch, units), (width, 4 * units), (units, 4 * units)]
+            given = [rng.normal(size=shape).astype(np.float32) for shape in (*shapes, (4 * units,))]
+            back = [rng.normal(size=shape).astype(np.float32) for shape in ((steps, batch, units), *shapes[1:3])]
+            found = [_layer(run, given, back) for run in (cuda.run_kernel, run_kernel)]
+            for mine, host in zip(*found, strict=True):
+                if not np.allclose(mine, host, rtol=1e-4, atol=1e-5):
+                    self.differences.append(f"lstm of {steps, batch, width, units}: {mine} is not {host}")
+        self.compared.update(KEEPING)
+
+
+def _layer(run: Any, given: list[Any], back: list[Any]) -> list[Any]:
+    """What a layer answers, and its gradients of the sums, of h and of c."""
+    (steps, batch, _), units = given[0].shape, given[1].shape[1]
+    every, state = Spec("float32", (steps, batch, units)), Spec("float32", (batch, units))
+    kept, sums = (Spec("float32", (steps, batch, n * units)) for n in (6, 4))
+    made = run("lstm_steps", given, [every, state, state, every, kept], {})
+    return [*made[:4], *run("lstm_steps_grad", [*back, given[4], made[4]], [sums, state, state], {})]
 
 
 def differ(op: str, inputs: list[Any], spec: Spec, attrs: dict[str, Any]) -> float:
@@ -129,6 +152,7 @@ def main() -> None:
         if max((a.size for a in example.arrays), default=0) <= 1000:  # the simulator runs Python
             world.visit(example)
     world.compare_fused()
+    world.compare_layers()
     found = {"compared": world.compared, "differences": world.differences, "long": long(), "refused": refused()}
     found["moved"] = moved()
     json.dump(found, sys.stdout)

@@ -68,6 +68,20 @@ def lstm() -> Job:
     return x, y, fr.mean(fr.square(h - y)), lambda rng: (floats(rng, 2, 3, 4), floats(rng, 2, 2))
 
 
+def recurrent() -> Job:
+    """A whole layer, which is one op."""
+    x, y = fr.placeholder("float32", (3, None, 4)), fr.placeholder("float32", (None, 2))
+    state = fr.zeros((2, 2))
+    h = fr.nn.lstm(x, state, state, weights(4, 8, seed=1), weights(2, 8, seed=2), weights(8, seed=3))[1]
+    return x, y, fr.mean(fr.square(h - y)), lambda rng: (floats(rng, 3, 2, 4), floats(rng, 2, 2))
+
+
+def mixed() -> Job:
+    """Products of 16 bits."""
+    with fr.mixed_precision("bfloat16"):
+        return mlp()
+
+
 def second_order() -> Job:
     """A loss that is the size of another's gradient."""
     x, y, loss, draw = mlp()
@@ -89,7 +103,7 @@ async def trained(job: Callable[[], Job], device: str) -> tuple[list[float], int
 
 async def jobs() -> dict[str, Any]:
     found = {}
-    for job in (mlp, embedding, cnn, lstm, second_order):
+    for job in (mlp, embedding, cnn, lstm, recurrent, mixed, second_order):
         (there, peak), (here, none) = await trained(job, "cuda:0"), await trained(job, "cpu:0")
         found[job.__name__] = {"there": there, "here": here, "peaks": (peak, none)}
     return found

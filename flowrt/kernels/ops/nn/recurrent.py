@@ -21,7 +21,7 @@ import numpy as np
 from flowrt.base.spec import Spec
 from flowrt.kernels.composite.nested import Carried, Inner, NestedStep, Rows
 from flowrt.kernels.elementary.exponential import sigmoid32, sigmoid64, tanh32, tanh64
-from flowrt.kernels.language.table import Call, Form, Kernel, View, host_only, kernel, natural
+from flowrt.kernels.language.table import Call, Form, Kernel, View, kernel, natural
 from flowrt.kernels.language.variants import Variant
 from flowrt.kernels.launch import Application, Operand, Step
 from flowrt.kernels.ops.nn import recurrent_steps as steps_of
@@ -273,8 +273,3 @@ def apply_lstm_steps_grad(
         stacked=(operands.rows("ds_row", "ds"),),
     )
     return operands.application([packed, first, loop, last])
-
-
-host_only(
-    "lstm_steps", "lstm_steps_grad", why="a layer whose threads meet at every step, in panels for a processor's tiles"
-)
