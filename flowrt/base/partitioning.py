@@ -87,5 +87,9 @@ def padded_rows(count: int) -> int:
 
 
 def padded_room(count: int, parts: int) -> int:
-    """In how many rows ``count`` rows fit however they are dealt out to padded ``parts``; none where there are none."""
-    return count + (11 * count >> 6) + 8 * parts if count else 0
+    """In how many rows ``count`` rows fit however they are dealt out to padded ``parts``; none where there are none.
+
+    Parts that are dealt about as many have as many rows each: of several that differ there are too many cases. For that
+    there is some more room than has to be.
+    """
+    return count + (count >> 2) + 8 * parts if count else 0

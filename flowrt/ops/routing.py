@@ -55,10 +55,10 @@ def route_rows(
 
     They are: where each part's begin among the indices once these are sorted by part, equal ones in their order, and
     where the last part's end, [parts + 1]; the row within its part of each so sorted, its place before, and, for each
-    index, its place then. Where parts are ``padded``, each has as many as `padded_rows` says, unless n is 0, and the
-    sorted vectors have room for any n: what is no index there is no row's, and has no place before. Where it
-    ``wraps``, negative indices count from the end. One that is out of range fails the step. Where it is done ``again``,
-    every task that wants to know has the indices, and finds out by itself.
+    index, its place then. Where parts are ``padded``, each has as many as `padded_rows` says, unless n is 0: of the
+    largest, where there is room for as many of all, which the sorted vectors have for any n. What is no index there is
+    no row's, and has no place before. Where it ``wraps``, negative indices count from the end. One that is out of range
+    fails the step. Where it is done ``again``, every task that wants to know has the indices, and finds out by itself.
     """
     for what, spec in (("indices", indices), ("bounds", bounds)):
         if spec.dtype.kind not in "iu" or (spec.dims is not None and spec.rank != 1):

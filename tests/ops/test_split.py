@@ -12,6 +12,7 @@ from pass_world import compiled
 
 import flowrt as fr
 from flowrt.base.partitioning import Partition, padded_room, padded_rows
+from flowrt.ops.routing import route_rows
 from flowrt.sched.units import Action, find_units
 
 Array = np.ndarray[Any, Any]
@@ -248,6 +249,19 @@ def test_numbers_of_rows_are_padded_to_few_that_fit() -> None:
         for count in (0, 1, 9, 100, 4096):
             dealt = given.multinomial(count, given.dirichlet([0.3] * parts))
             assert sum(map(padded_rows, dealt.tolist())) <= padded_room(count, parts) or not count
+
+
+def test_parts_that_are_dealt_about_as_many_have_as_many_rows_each_so_that_sizes_come_again() -> None:
+    given, bounds = np.random.default_rng(4), np.arange(9) * 100
+
+    def ends(indices: Array) -> tuple[int, ...]:
+        return tuple(np.diff(np.asarray(route_rows(indices, bounds, padded=True)[0])).tolist())
+
+    drawn = {ends(given.integers(0, 800, 1024)) for _ in range(100)}
+    assert all(len(set(rows)) == 1 for rows in drawn)
+    assert len(drawn) <= 4
+    skewed = ends(np.append(np.zeros(1000, "int64"), np.arange(24) * 33))
+    assert skewed == tuple(map(padded_rows, [1004, 3, 3, 3, 3, 3, 3, 2]))
 
 
 def test_rows_are_taken_of_a_table_that_is_not_copied_for_it() -> None:

@@ -42,6 +42,16 @@ def rows_within(indices: Any, begin: int, size: int, wraps: int, at: Any) -> boo
     return beyond == 0
 
 
+@jitable
+def rows_alike(counts: Any, room: int) -> int:
+    """The padded rows that are enough for each of these counts, where there is room for so many of all; else 0."""
+    most = 0
+    for p in range(counts.size):
+        most = max(most, counts[p])
+    alike = padded_rows(most)
+    return alike if alike * counts.size <= room else 0
+
+
 def _cursors(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
     return (Spec("int64", (inputs[1].size - 1,)),)
 
@@ -76,9 +86,10 @@ def route_rows(
         cursor[p] = 0
     for j in range(indices.size):
         cursor[np.uint64(back[np.uint64(j)])] += 1
+    alike = rows_alike(cursor, order.size) if padded != 0 and back.size > 0 else -1
     starts[0] = 0
     for p in range(parts):
-        starts[p + 1] = starts[p] + (padded_rows(cursor[p]) if padded != 0 and back.size > 0 else cursor[p])
+        starts[p + 1] = starts[p] + (max(alike, padded_rows(cursor[p])) if alike >= 0 else cursor[p])
         for place in range(starts[p] + cursor[p], starts[p + 1]):
             order[place] = found[place] = ABSENT
         cursor[p] = starts[p]
