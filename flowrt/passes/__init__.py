@@ -23,6 +23,7 @@ from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
 from flowrt.passes.gather import move_gathers, put_together
 from flowrt.passes.hasten import hasten
+from flowrt.passes.line_up import line_up
 from flowrt.passes.lower import lower
 from flowrt.passes.merge_common import merge_common
 from flowrt.passes.order_state import order_state
@@ -226,7 +227,7 @@ def _join(
         before, step = step, join_paddings(step, where, fusible)
         if step is not before:
             report("join_paddings", nodes=len(before.nodes) - len(step.nodes))
-    return hasten(step), where
+    return line_up(hasten(step), where)
 
 
 def _count(step: StepGraph, *ops: str) -> int:
