@@ -14,6 +14,8 @@ from flowrt.base.spec import as_dtype
 
 Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | np.ndarray[Any, Any] | Plan | None"
 
+LINE, LINED_UP = 64, 4096  # bytes
+
 
 def as_attr(value: Any) -> Attr:
     """``value`` as plain, immutable data that a plan can carry."""
@@ -34,9 +36,17 @@ def as_attr(value: Any) -> Attr:
 
 
 def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy that never changes."""
+    """A copy that never changes; of many bytes it begins at a cache line, or registers would be filled from two."""
     pages = held(array)
-    return frozen(np.array(array)) if pages is None else pages
+    if pages is not None:
+        return pages
+    if array.nbytes < LINED_UP:
+        return frozen(np.array(array))
+    memory = np.empty(array.nbytes + LINE, np.uint8)
+    made = memory[-int(memory.ctypes.data) % LINE :][: array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    frozen(memory)
+    return frozen(made)
 
 
 def frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -34,6 +34,20 @@ def kept(variable: Variable) -> np.ndarray[Any, Any]:
     return value
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_what_is_copied_begins_at_a_cache_line_and_never_changes(order: Any) -> None:
+    for shape in ((64, 16), (63, 33), (5000,)):
+        array = np.array(np.random.default_rng(0).standard_normal(shape), order=order)
+        with Graph():
+            held = fr.constant(array).op.attrs["value"]
+        assert held.ctypes.data % 64 == 0
+        array[...] = 0
+        assert held.any()
+        assert not held.flags.writeable
+        with Graph():
+            assert np.shares_memory(fr.constant(held).op.attrs["value"], held)
+
+
 def test_an_array_that_can_be_written_is_copied_and_one_that_never_changes_is_held_as_it_is(tmp_path: Any) -> None:
     owned, viewed, turned = np.arange(6.0), np.arange(6.0), np.arange(6.0).reshape(2, 3)
     mapped = np.lib.format.open_memmap(tmp_path / "table.npy", "w+", np.float32, (2, 3))
