@@ -65,7 +65,7 @@ async def measure(mib: int, steps: int, saves: int, folder: Path) -> None:
         fr.Session(graph, cluster=cluster, checkpoints=checkpoints) as session,
     ):
         before = resident("VmRSS")
-        alone, beside = await train(trainer, session, checkpoints, steps, saves)
+        alone, beside, after = await train(trainer, session, checkpoints, steps, saves)
         await checkpoints.wait_saved()
         written = []
         for _ in range(saves):
@@ -82,6 +82,8 @@ async def measure(mib: int, steps: int, saves: int, folder: Path) -> None:
         print(f"steps without a save: median {tell(alone)}")
         print(f"steps beside a save:  median {tell(beside)}")
         ratio = statistics.median(beside) / statistics.median(alone)
+        for number, seconds in sorted(after.items()):
+            print(f"  step {number} after one was asked for: {tell(seconds)}")
         print(f"ratio of the medians {ratio:.3f}, of the slowest {max(beside) / max(alone):.3f}")
         print(f"save, waited for: {tell(written)}, {mib / statistics.median(written):.0f} MiB/s")
         print(f"restore: {tell(read)}, {mib / statistics.median(read):.0f} MiB/s")
@@ -90,18 +92,24 @@ async def measure(mib: int, steps: int, saves: int, folder: Path) -> None:
 
 async def train(
     trainer: fr.train.Replicated, session: fr.Session, checkpoints: fr.Checkpoints, steps: int, saves: int
-) -> tuple[list[float], list[float]]:
-    """The seconds of steps with no save under way, and of those with one, the first of each kind left out."""
+) -> tuple[list[float], list[float], dict[int, list[float]]]:
+    """The seconds of steps with no save under way, and of those with one: all, and by how many steps ago it was asked
+    for. The first steps are left out."""
     alone: list[float] = []
     beside: list[float] = []
+    after: dict[int, list[float]] = {}
     at, warm = time.perf_counter(), 2
     async for report in trainer.steps(session, batches(steps * (saves + 1) - 1)):
         now = time.perf_counter()
-        saving = checkpoints.is_saving or report.step % steps == 0
+        ago = report.step % steps
         if report.step > warm:
-            (beside if saving else alone).append(now - at)
+            if checkpoints.is_saving or ago == 0:
+                beside.append(now - at)
+                after.setdefault(ago, []).append(now - at)
+            else:
+                alone.append(now - at)
         at = now
-    return alone, beside
+    return alone, beside, after
 
 
 def tell(seconds: list[float]) -> str:

@@ -250,7 +250,7 @@ class Executor:
     def _part(self, writes: frozenset[Name]) -> None:
         """See that what is to be written is lent to nobody."""
         if self.host.variables.lent:
-            self.host.variables.part(writes, self.memory.lasting_copy)
+            self.host.variables.part(writes, self.host.spares.copy)
 
     async def finish(self, unit: Unit, inputs: Sequence[Any], words: Array, stop: Callable[[], None]) -> Sequence[Any]:
         """Run a unit whose variables are held in the lane of its device, and wait for it."""

@@ -29,7 +29,7 @@ from flowrt.progress import Activity
 from flowrt.session.building_order import Order, from_manifest, nameless, order_of, to_manifest
 from flowrt.session.options import is_at_least
 from flowrt.session.restoring import OWN_NAMES, Fit, checked_renames, fit, listed
-from flowrt.session.saving import Places, Saving, in_thread, pieces_of, take_on_tasks, verify_on_tasks
+from flowrt.session.saving import Places, Saving, in_thread, pieces_of, prepare_on_tasks, take_on_tasks, verify_on_tasks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from flowrt.session.inside import Inside
 
 MIB = 1 << 20
+AHEAD_STEPS, AHEAD_SECONDS = 8, 5.0  # before a save is due memory is made ready: it takes as long as some steps do
 _log = logging.getLogger("flowrt.checkpoint")
 
 
@@ -106,6 +107,8 @@ class Checkpoints:
         self._saved_at = clock()
         self._saving = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None  # a save that goes on beside steps
+        self._preparing: asyncio.Task[None] | None = None  # for a save to come
+        self._prepared_after: float | None = None  # when the save before that was
         self._times: dict[tuple[int, int], float] = {}  # when saves were made, as far as that was asked
         self._lock = FolderLock(self._store.path) if isinstance(self._store, LocalStore) else None
         self._durable = False
@@ -175,6 +178,9 @@ class Checkpoints:
     async def close(self, session: Inside) -> None:
         """Let ``session`` go, after a save that is under way, and others save. Twice is once."""
         if self._session is session:
+            if self._preparing is not None:
+                self._preparing.cancel()
+                await asyncio.wait([self._preparing])
             async with self._saving:
                 self._session = self._places = None
                 if self._lock is not None:
@@ -184,6 +190,7 @@ class Checkpoints:
         """Count a training step, and begin to save if it is time: what is written is written beside others."""
         self._step += 1
         if not self._is_due():
+            self._prepare(session)
             return
         await self._saving.acquire()
         try:
@@ -202,9 +209,20 @@ class Checkpoints:
             self._saved_step, self._saved_at = saving.step, self._clock()
             self._writing = asyncio.ensure_future(self._write_beside(saving, before))
 
-    def _is_due(self) -> bool:
-        due = self.every_steps is not None and self._step - self._saved_step >= self.every_steps
-        return due or (self.every_seconds is not None and self._clock() - self._saved_at >= self.every_seconds)
+    def _is_due(self, steps: int = 0, seconds: float = 0.0) -> bool:
+        """Whether it is time to save, or will be after so many steps or seconds more."""
+        due = self.every_steps is not None and self._step + steps - self._saved_step >= self.every_steps
+        return due or (
+            self.every_seconds is not None and self._clock() + seconds - self._saved_at >= self.every_seconds
+        )
+
+    def _prepare(self, session: Inside) -> None:
+        """Have memory ready by the time that the next save is due, once for each."""
+        if self.is_saving or self._prepared_after == self._saved_at or not self._is_due(AHEAD_STEPS, AHEAD_SECONDS):
+            return
+        self._prepared_after = self._saved_at
+        if self._places is not None:
+            self._preparing = asyncio.ensure_future(prepare_on_tasks(session, self._places))
 
     # Saving
 

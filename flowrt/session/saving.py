@@ -27,7 +27,7 @@ from flowrt.checkpoints.stores import Store, store_at
 from flowrt.checkpoints.whole import keys_of, shard_order
 from flowrt.finishing import together
 from flowrt.passes import Ends
-from flowrt.sched.drivers.keeping import Drop, Fetch, Keep, Take, Verify, Write, read_written
+from flowrt.sched.drivers.keeping import Drop, Fetch, Keep, Prepare, Take, Verify, Write, read_written
 from flowrt.sched.host.lanes import Lanes
 from flowrt.session.runners import compile_for
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FETCHED = 8 << 20  # bytes of a variable that come at once
+PREPARED = 16 << 20  # bytes of variables below which it is not worth a message to have memory ready for their copies
 AT_ONCE = 512  # variables that a message is about
 AGREE_SECONDS, AGAIN_SECONDS = 30.0, 2e-3  # how long servers are asked for one version, and how often
 
@@ -205,6 +206,18 @@ class Saving:
 
         await together(answer(task, pieces) for task, pieces in self._tasks.items())
         return {task: found[task] for task in self._tasks}
+
+
+async def prepare_on_tasks(session: Inside, places: Places) -> None:
+    """Have tasks make memory for copies of what they hold, as a save is to come; who cannot does not."""
+
+    async def prepare(task: str, pieces: Sequence[SavedPiece]) -> None:
+        if sum(_held_spec(piece).nbytes for piece in pieces) >= PREPARED:
+            await session._open_here().command(task, Prepare(tuple([piece.held for piece in pieces])))
+
+    with suppress(FlowrtError):
+        held = _by_task([piece for piece in pieces_of(session.graph) if not piece.mirrors], places.find())
+        await together(prepare(task, pieces) for task, pieces in held.items())
 
 
 async def verify_on_tasks(

@@ -53,6 +53,29 @@ async def test_steps_go_on_while_a_save_is_written_and_it_has_what_was_there_whe
         assert ((await session.run(v)) == 2).all()
 
 
+async def test_memory_is_ready_for_copies_when_a_save_begins_and_goes_when_it_has_ended(tmp_path: Path) -> None:
+    graph, v, bump = model(2 * MIB)
+    held = Held(tmp_path, every_steps=3)
+    async with fr.Session(graph, checkpoints=held.checkpoints) as session:
+        host = session._runner._host  # type: ignore[union-attr]
+        for save in range(1, 3):
+            await session.run(bump)
+            assert held.checkpoints._preparing is not None
+            await held.checkpoints._preparing
+            (ready,) = host.spares._ready.values()
+            for _ in range(3):  # the second of these is saved, and the third copies what is not written
+                await session.run(bump)
+            lies = host.variables.value(("", "v"), fr.Spec("float64", (2 * MIB,)))
+            assert np.shares_memory(lies, ready)
+            assert not host.spares._ready
+            del lies, ready
+            held.written.set()
+            await held.checkpoints.wait_saved()
+            held.written.clear()
+            assert await session.restore() == 3 * save
+            assert ((await session.run(v)) == 3 * save).all()
+
+
 async def held_up(step: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """A step that is seen not to end."""
     running = asyncio.create_task(step)

@@ -14,7 +14,8 @@ from flowrt.base.spec import Spec
 from flowrt.sched.executor import LENT_BYTES
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.segments import Segments
-from flowrt.sched.host.variables import Variables
+from flowrt.sched.host.spares import Spares
+from flowrt.sched.host.variables import Name, Variables
 
 MIB = 1 << 20
 LARGE = Spec("float64", (MIB,))  # 8 MiB
@@ -85,7 +86,8 @@ def test_who_writes_what_is_lent_writes_elsewhere_and_where_it_was_once_nobody_l
     variables.begin(NAME, np.ones(4))
 
     def write(number: float) -> None:
-        def copy(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        def copy(name: Name, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            assert name == NAME
             copies.append(number)
             return value.copy()
 
@@ -108,6 +110,28 @@ def test_who_writes_what_is_lent_writes_elsewhere_and_where_it_was_once_nobody_l
     write(4.0)
     assert copies == [2.0, 3.0]
     assert variables.value(NAME, spec).ctypes.data == before
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_copy_lies_where_memory_was_made_ready_for_it_once_and_if_it_fits(shared: bool) -> None:
+    memory = Memory()
+    spares, value = Spares(memory), np.arange(MIB, dtype="float64")
+    memory.segments = Segments(memory) if shared else None
+    spares.make(NAME, LARGE, lambda: True)
+    held = memory.held
+    assert held == LARGE.nbytes
+    copies = [spares.copy(NAME, value)]
+    assert memory.held == held
+    copies.append(spares.copy(NAME, value))
+    assert memory.held == 2 * held
+    assert all((copy == value).all() for copy in copies)
+    spares.make(NAME, LARGE, lambda: True)
+    assert spares.copy(NAME, value[:100]).shape == (100,)
+    spares.make(NAME, LARGE, lambda: False)  # it is not wanted any more
+    assert memory.held == 2 * held
+    spares.make(NAME, LARGE, lambda: True)
+    memory.reclaim()
+    assert memory.held == 2 * held
 
 
 async def test_large_arrays_are_received_where_earlier_ones_were_that_nobody_has_any_more() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from flowrt.base import codec
-from flowrt.base.errors import CheckpointError, FlowrtError, GraphError, InternalError
+from flowrt.base.errors import CheckpointError, FlowrtError, GraphError, InternalError, ResourceError
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
 from flowrt.checkpoints.aside import Aside
@@ -28,6 +29,7 @@ from flowrt.sched.host.lanes import Lanes
 if TYPE_CHECKING:
     from flowrt.sched.drivers.tasks import Tasks
     from flowrt.sched.host.host import Host
+    from flowrt.sched.host.spares import Spares
     from flowrt.sched.host.variables import Name
 
 T = TypeVar("T")
@@ -36,6 +38,13 @@ APPLYING_SECONDS = 1e-3  # between two looks whether updates are applied
 
 
 # ── what a client asks: each is answered ─────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Prepare:
+    """Have memory ready for copies of variables ``names``, as they will soon be kept; answered when it is."""
+
+    names: tuple[tuple[str, str], ...]
 
 
 @valueclass
@@ -106,7 +115,7 @@ class Take:
     variables: tuple[tuple[Any, ...], ...]
 
 
-ABOUT_CHECKPOINTS: tuple[type[Any], ...] = (Keep, Write, Fetch, Drop, Verify, Take)
+ABOUT_CHECKPOINTS: tuple[type[Any], ...] = (Prepare, Keep, Write, Fetch, Drop, Verify, Take)
 
 
 # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,10 +154,13 @@ class Keeping:
         self._host = host
         self._tasks = tasks
         self._kept: dict[str, _Kept] = {}
+        self._preparing = object()  # changes when nothing need be ready any more
 
     async def answer(self, asked: Any, epoch: str, servers: Callable[[], Collection[Resting]]) -> Any:
         """Do as the client of ``epoch`` asks; ``servers`` are those that go on here."""
         match asked:
+            case Prepare():
+                return await self._prepare(asked)
             case Keep():
                 return await self._keep(asked, epoch, servers)
             case Write():
@@ -172,14 +184,34 @@ class Keeping:
         """The client of ``epoch`` is gone, and with it what was kept for it."""
         for save in [save for save, kept in self._kept.items() if kept.epoch == epoch]:
             self._drop(save)
+        self._let_spares_go()
 
     def close(self) -> None:
         """Let everything go."""
         for save in list(self._kept):
             self._drop(save)
+        self._let_spares_go()
+
+    async def _prepare(self, asked: Prepare) -> None:
+        host, known = self._host, self._host.inventory()
+        specs = {name: known[name] for name in asked.names if name in known}
+        if not host.memory.room_for(sum(spec.nbytes for spec in specs.values())):
+            return  # nor will there be for copies: writers will wait
+        mine = self._preparing = object()
+
+        def wanted() -> bool:
+            return self._preparing is mine
+
+        with suppress(ResourceError, MemoryError):
+            await self._in_thread(partial(_prepare, spares=host.spares, wanted=wanted), specs)
+
+    def _let_spares_go(self) -> None:
+        self._preparing = object()
+        self._host.spares.let_go()
 
     async def _keep(self, asked: Keep, epoch: str, servers: Callable[[], Collection[Resting]]) -> tuple[Any, ...]:
         self._drop(asked.save)
+        self._preparing = object()  # what is not ready by now is made by who needs it
         host, names = self._host, frozenset(asked.names)
         variables = host.variables
         while True:
@@ -218,6 +250,7 @@ class Keeping:
         kept.going = False
         kept.arrays.clear()
         self._let_write(kept, *list(kept.waited_for))
+        self._let_spares_go()
         return kept.writing
 
     def _let_write(self, kept: _Kept, *names: Name) -> None:
@@ -262,7 +295,7 @@ class Keeping:
         for name, spec in specs.items():
             variables.declare(name, spec)
         async with variables.hold(NOTHING, names):
-            variables.part(names, host.memory.lasting_copy)
+            variables.part(names, host.spares.copy)
             found = {name: variables.find(name, spec) for name, spec in specs.items()}
             there = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
             begun = {n: host.memory.lasting(specs[n].concrete, specs[n].dtype) for n in names - there.keys()}
@@ -290,6 +323,18 @@ def _told(found: Any) -> Any:
     if isinstance(found, FlowrtError):
         raise type(found)(*found.args)
     return found
+
+
+def _prepare(specs: dict[Name, Spec], going: Callable[[], bool], *, spares: Spares, wanted: Callable[[], bool]) -> None:
+    aside = Aside()
+
+    def go_on() -> bool:
+        aside()
+        return wanted() and going()
+
+    for name, spec in specs.items():
+        if go_on():
+            spares.make(name, spec, go_on)
 
 
 def _write(asked: Write, going: Callable[[], bool], *, kept: _Kept, let_write: Callable[[Name], None]) -> Any:

@@ -18,6 +18,7 @@ from flowrt.sched.host.lanes import Lanes
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.queues import Queue
 from flowrt.sched.host.rendezvous import Budget, Remote, Rendezvous, Resident, StepKey
+from flowrt.sched.host.spares import Spares
 from flowrt.sched.host.variables import Name, Variables
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Host:
         self.lanes = Lanes(threads, empty=self.memory.empty)
         self.devices = open_devices(devices, self.lanes, self.memory, device_memory_limit)
         self.variables = Variables(task)
+        self.spares = Spares(self.memory)
         self.rendezvous = Rendezvous()
         ahead = transfer_budget // AHEAD
         self.budget = Budget(max(1, transfer_budget - ahead))

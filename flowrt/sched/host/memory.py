@@ -141,6 +141,12 @@ class Memory:
         start = -int(whole.ctypes.data) % LINE
         return whole[start : start + nbytes].view(dtype).reshape(shape)
 
+    def apart(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """`lasting`, made while others go on to ask for memory."""
+        if self.segments is not None and LARGE <= math.prod(shape) * dtype.itemsize <= LARGEST_LASTING:
+            self.segments.grow(math.prod(shape) * dtype.itemsize, steady=False)
+        return self.lasting(shape, dtype)
+
     def lasting_copy(self, array: Array) -> Array:
         """`lasting` that holds what ``array`` does."""
         made = self.lasting(array.shape, array.dtype)

@@ -191,6 +191,24 @@ class Segments:
         self._memory.use_spare(nbytes)
         return np.ndarray(shape, dtype, slot)
 
+    def grow(self, nbytes: int, steady: bool) -> None:
+        """Have room for `empty`, which nobody waits for meanwhile. Raises `ResourceError` where there is none."""
+        with self._mutex:
+            self._settle()
+            if self._tightest(_pages(nbytes), steady):
+                return
+        segment = self._made(_pages(nbytes), steady)
+        if segment is None:
+            return
+        with self._mutex:
+            if self._closed:
+                self._memory.drop_spare(segment.nbytes)
+                segment.close()
+                return
+            segment.used = self._sweep
+            self._keep([*self._segments, segment])
+        self.grown()
+
     def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
         """The segment, and where in it so many bytes lie; None if they do not."""
         with self._mutex:
@@ -264,19 +282,22 @@ class Segments:
         part = sum(segment.nbytes for segment in self._segments) // GROWTH
         ample = min(MOST, max(FIRST, part - part % nbytes)) if self._memory.limit is None else 0
         for size in dict.fromkeys((max(nbytes, ample), nbytes)):
-            try:
-                self._memory.add_spare(size)
-            except ResourceError:
-                continue
-            try:
-                segment = Segment(next(self._numbers), size, steady, self._shared)
-            except (OSError, MemoryError):
-                self._memory.drop_spare(size)
-                continue
-            self._keep([*self._segments, segment])
-            self.grown()
-            return segment
+            with suppress(ResourceError):
+                segment = self._made(size, steady)
+                if segment is not None:
+                    self._keep([*self._segments, segment])
+                    self.grown()
+                    return segment
         return None
+
+    def _made(self, nbytes: int, steady: bool) -> Segment | None:
+        """A new segment, counted; None where the system refuses. Raises `ResourceError` where it does not fit."""
+        self._memory.add_spare(nbytes)
+        try:
+            return Segment(next(self._numbers), nbytes, steady, self._shared)
+        except (OSError, MemoryError):
+            self._memory.drop_spare(nbytes)
+            return None
 
     def _forget(self, taken: Any) -> None:
         self._alive.pop(id(taken), None)

@@ -32,6 +32,7 @@ from flowrt.kernels.run.direct import BLOCKED, CHANGES_WORD, HOLDERS, RIVALS, RI
 
 T = TypeVar("T")
 Name: TypeAlias = tuple[str, str]
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 @dataclass(slots=True)
@@ -170,12 +171,12 @@ class Variables:
         slot = self._slots.get(name)
         return slot is not None and slot.lent is not None and slot.lent() is not None
 
-    def part(self, names: frozenset[Name], copy: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> None:
+    def part(self, names: frozenset[Name], copy: Callable[[Name, Array], Array]) -> None:
         """Have variables that are held to be written, and still lent, lie elsewhere: in what ``copy`` makes of them."""
         for name in names & self.lent:
             slot = self._slots[name]
             if slot.value is not None and self._is_lent(name):
-                self._alone(self._put, slot, copy(slot.value))
+                self._alone(self._put, slot, copy(name, slot.value))
             slot.lent = None
             self.lent.discard(name)
 

@@ -1,0 +1,64 @@
+"""Memory that lies ready for copies of variables: who must copy one before it is written waits for the copy alone.
+
+New memory costs three times what it costs to copy something there, as the system fills it with zeros page by page. Law:
+who knows that variables will be kept has it made before, beside what goes on; what lies ready is let go where others
+need memory, and once nothing is kept any more. Any thread may ask.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.sched.host.segments import has_own_slot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flowrt.base.spec import Spec
+    from flowrt.sched.host.memory import Memory
+    from flowrt.sched.host.variables import Name
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+TOUCHED = 4 << 20  # bytes at once
+
+
+class Spares:
+    """What lies ready, by the variable that it is for."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._ready: dict[Name, Array] = {}
+        memory.enlist(self)
+
+    def make(self, name: Name, spec: Spec, going: Callable[[], bool]) -> None:
+        """Have memory ready for a copy, if ``going`` says so to the end. Raises `ResourceError` where it does not fit.
+
+        This takes a while; the calling thread should be one that does nothing else.
+        """
+        made = self._memory.apart(spec.concrete, spec.dtype)
+        touched = made.reshape(-1).view(np.uint8)
+        for start in range(0, 0 if has_own_slot(made) else made.nbytes, TOUCHED):  # a slot's pages are there
+            if not going():
+                return
+            touched[start : start + TOUCHED] = 0
+        if going():
+            self._ready[name] = made
+
+    def copy(self, name: Name, array: Array) -> Array:
+        """A copy of what a variable holds, to lie there from now on."""
+        made = self._ready.pop(name, None)
+        if made is None or (made.shape, made.dtype) != (array.shape, array.dtype):
+            return self._memory.lasting_copy(array)
+        np.copyto(made, array)
+        return made
+
+    @property
+    def idle_bytes(self) -> int:
+        """Nothing: what lies ready is about to be used, and gives way to nobody but who finds no memory."""
+        return 0
+
+    def let_go(self) -> None:
+        """Have nothing ready any more."""
+        self._ready.clear()
