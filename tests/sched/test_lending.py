@@ -13,7 +13,7 @@ from test_faults import world
 from flowrt.base.spec import Spec
 from flowrt.sched.executor import LENT_BYTES
 from flowrt.sched.host.memory import Memory
-from flowrt.sched.host.segments import Segments
+from flowrt.sched.host.segments import PATIENCE, Segments
 from flowrt.sched.host.spares import Spares
 from flowrt.sched.host.variables import Name, Variables
 
@@ -152,3 +152,17 @@ async def test_large_arrays_are_received_where_earlier_ones_were_that_nobody_has
     del kept, again
     assert memory.held == 0
     assert memory.received((MIB,), np.dtype("uint8")).size == MIB  # what is idle gives way to what there is a limit for
+
+
+@pytest.mark.parametrize(("steps", "stays"), [(1, 1), (2, 2), (3, 3), (50, 1 + PATIENCE)])
+def test_memory_that_was_used_again_and_again_outlasts_a_step_that_takes_long_for_once(steps: int, stays: int) -> None:
+    segments = Segments(Memory(), shared=False)
+    for step in range(steps):
+        assert segments.empty((MIB,), np.dtype("uint8")) is not None
+        if step < steps - 1:
+            assert segments.sweep()
+    looks = 0
+    while segments.nbytes:
+        segments.sweep()
+        looks += 1
+    assert looks == stays + 1

@@ -34,6 +34,7 @@ FIRST = 4 << 20  # bytes of the first file
 GROWTH = 4  # each new file is this part of all before it: one more value that waits takes no second credit
 LARGEST_LASTING = 256 << 20  # bytes of a variable: of larger tables rows are read, which large pages make faster
 MOST = 64 << 20  # bytes of a file that holds several arrays
+PATIENCE = 4  # sweeps at most for which what was used again and again is kept
 IDLE = 1 << 30  # bytes that are kept for arrays to come
 AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if AVAILABLE else 0
@@ -56,6 +57,7 @@ class Segment:
         with suppress(OSError):
             self.pages.madvise(_POPULATE_WRITE)
         self.used = 0  # in which sweep something was taken last
+        self.again = 0  # in how many sweeps after the first
         self.start = int(np.frombuffer(self.pages, np.uint8).ctypes.data)
         self.free = [(0, nbytes)]  # (offset, bytes), by offset, none next to another
 
@@ -183,6 +185,7 @@ class Segments:
             if segment is None:
                 return None
             offset = segment.take(size)
+            segment.again += segment.used < self._sweep
             segment.used = self._sweep
         slot = SegmentBytes((nbytes,), np.uint8, segment.pages, offset)
         taken = _Taken(slot, self._forget)
@@ -205,7 +208,6 @@ class Segments:
                 self._memory.drop_spare(segment.nbytes)
                 segment.close()
                 return
-            segment.used = self._sweep
             self._keep([*self._segments, segment])
         self.grown()
 
@@ -235,19 +237,23 @@ class Segments:
     def let_go(self) -> None:
         """Give back the segments of which nothing is taken."""
         with self._mutex:
-            self._let_go(self._sweep)
+            self._let_go(lambda segment: True)
 
     def sweep(self) -> bool:
-        """Give back those of which nothing was taken since the sweep before; answers whether others are idle."""
+        """Give back those of which nothing was taken since the sweep before; answers whether others are idle.
+
+        Those that were taken from again and again stay for a few sweeps more: else a step that takes long for once
+        would be followed by one that has to make all of its memory anew.
+        """
         with self._mutex:
-            self._let_go(self._sweep - 1)
+            self._let_go(lambda segment: segment.used + min(segment.again, PATIENCE) < self._sweep)
             self._sweep += 1
             return any(segment.idle for segment in self._segments)
 
-    def _let_go(self, last: int) -> None:
-        """Give back the segments of which nothing is taken, nor was after the sweep ``last``."""
+    def _let_go(self, may_go: Callable[[Segment], bool]) -> None:
+        """Give back the segments of which nothing is taken, if they may go."""
         self._settle()
-        going = [segment for segment in self._segments if segment.idle and segment.used <= last]
+        going = [segment for segment in self._segments if segment.idle and may_go(segment)]
         self._keep([segment for segment in self._segments if segment not in going])
         self._drop(going)
 
@@ -294,10 +300,12 @@ class Segments:
         """A new segment, counted; None where the system refuses. Raises `ResourceError` where it does not fit."""
         self._memory.add_spare(nbytes)
         try:
-            return Segment(next(self._numbers), nbytes, steady, self._shared)
+            made = Segment(next(self._numbers), nbytes, steady, self._shared)
         except (OSError, MemoryError):
             self._memory.drop_spare(nbytes)
             return None
+        made.used = self._sweep
+        return made
 
     def _forget(self, taken: Any) -> None:
         self._alive.pop(id(taken), None)
