@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numba import config, cuda
 
-from flowrt.base.errors import FlowrtError, GraphError
+from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import JITABLES, Form, View
 from flowrt.kernels.language.twin import SIMULATED, THREADS
-from flowrt.kernels.launch import FAILURES, RUN_WORDS, STATUS, Operand, Step, apply_kernel
+from flowrt.kernels.launch import RUN_WORDS, Operand, Step, apply_kernel, check
 from flowrt.kernels.simulator import mend_simulator
 
 if SIMULATED:
@@ -215,8 +215,6 @@ def run_kernel(
     given = [to_device(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in inputs]
     made = [to_device(np.empty(spec.nbytes, np.uint8)) for spec in (*outputs, *prepared.scratch)]
     prepared.launch([*given, *made], run)
-    status = int(from_device(run)[STATUS])
-    if status:
-        raise FlowrtError(f"{op}: {FAILURES[status]}")
+    check(from_device(run), op, lambda: op)
     found = zip(made, outputs, strict=False)
     return [from_device(_typed(memory, spec)).reshape(spec.concrete) for memory, spec in found]

@@ -7,7 +7,7 @@ Where a kernel wants an operand contiguous and its view is not, a copy into scra
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -51,6 +51,12 @@ def failure(op: str, status: int) -> str:
         if not str(kernel.function.__module__).startswith("flowrt.")
     ]
     return f"{text} ({raised_in(own[0])})" if status == RAISED and own else text
+
+
+def check(words: np.ndarray[Any, Any], op: str, where: Callable[[], str]) -> None:
+    """Raises `FlowrtError`, which says where, with the reason that a kernel of ``op`` left in a run's words, if any."""
+    if words[STATUS]:
+        raise FlowrtError(f"{where()}: {failure(op, int(words[STATUS]))}")
 
 
 @valueclass
@@ -319,11 +325,13 @@ def _planned(plan: Copy, source: int, target: int, device: str) -> Step:
 class Prepared:
     """An op on operands of fixed specs, ready to run at any addresses. Immutable once made; shared by threads."""
 
-    __slots__ = ("_blocks", "_calls", "_kind", "loops", "orders", "scratch", "steps")
+    __slots__ = ("_blocks", "_calls", "_kind", "_outputs", "fresh", "loops", "orders", "scratch", "steps")
 
-    def __init__(self, application: Application, operands: int) -> None:
+    def __init__(self, application: Application, operands: int, outputs: Sequence[Spec] = ()) -> None:
         self.orders = application.orders
         self.scratch = (*application.scratch, *application.local)  # one thread at a time has either for itself
+        self._outputs = len(outputs)
+        self.fresh = [(spec.concrete, spec.dtype) for spec in (*outputs, *self.scratch)]  # what each run writes into
         self.loops = application.slots > 0
         places = [Operand(i + 1) for i in range(operands + len(self.scratch) + application.slots)]
         self._blocks = [step.block(places) for step in application.steps]
@@ -333,6 +341,14 @@ class Prepared:
         ]
         self._calls = [(ENTRY_TYPE(entry), block, units) for entry, block, units in self.steps]
         self._kind = ctypes.c_int64 * (1 + len(places) + (RUN_WORDS if self.loops else 0))
+
+    def compute(
+        self, inputs: Sequence[np.ndarray[Any, Any]], words: np.ndarray[Any, Any]
+    ) -> list[np.ndarray[Any, Any]]:
+        """The outputs for C-contiguous ``inputs``; what became of it stands in ``words``, the run's: see `check`."""
+        made = [np.empty(shape, dtype) for shape, dtype in self.fresh]
+        self.run(words.ctypes.data, [a.ctypes.data for a in (*inputs, *made)])
+        return made[: self._outputs]
 
     def run(self, run: int, addresses: Sequence[int]) -> None:
         """Compute on the operands (inputs, outputs, scratch) at ``addresses``; ``run`` is the run's words' address."""
@@ -356,7 +372,7 @@ def prepare(
     op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str = "cpu"
 ) -> Prepared:
     """`apply_kernel` with its entries compiled or loaded."""
-    return Prepared(apply_kernel(op, inputs, outputs, attrs, device), len(inputs) + len(outputs))
+    return Prepared(apply_kernel(op, inputs, outputs, attrs, device), len(inputs) + len(outputs), outputs)
 
 
 def run_kernel(
@@ -372,10 +388,6 @@ def run_kernel(
     """
     run = np.zeros(RUN_WORDS, np.int64) if words is None else words
     given = [np.asarray(a, order="C") for a in inputs]
-    arrays = [np.empty(spec.concrete, spec.dtype) for spec in outputs]
-    prepared = prepare(op, [Spec(a.dtype, a.shape) for a in given], outputs, attrs)
-    scratch = [np.empty(spec.concrete, spec.dtype) for spec in prepared.scratch]
-    prepared.run(run.ctypes.data, [a.ctypes.data for a in (*given, *arrays, *scratch)])
-    if run[STATUS]:
-        raise FlowrtError(f"{op}: {failure(op, int(run[STATUS]))}")
-    return arrays
+    made = prepare(op, [Spec(a.dtype, a.shape) for a in given], outputs, attrs).compute(given, run)
+    check(run, op, lambda: op)
+    return made

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.attributes import attr_key
-from flowrt.base.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
+from flowrt.base.errors import GraphError, ResourceError, SpecError, StepCancelled
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes
-from flowrt.kernels.launch import STATUS, Prepared, failure, prepare
+from flowrt.kernels.launch import STATUS, Prepared, check, prepare
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.op import lookup
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, StackedRows, interpret
@@ -48,7 +48,6 @@ class _Ready:
     outputs: tuple[Spec, ...]
     guess: float
     fastest: float = math.inf
-    fresh: tuple[tuple[tuple[int, ...], Any], ...] = ()  # shape and dtype of each output, then of the scratch
 
     @property
     def expected_seconds(self) -> float:
@@ -105,13 +104,13 @@ class NodeRunner:
             raise StepCancelled(f"{self.node.where()} was not begun")
         words = run.copy()  # a failure is this node's own, not that of others beside it
         try:
-            arrays = [self._memory.output(shape, dtype) for shape, dtype in ready.fresh]
+            arrays = [self._memory.output(shape, dtype) for shape, dtype in ready.prepared.fresh]
         except ResourceError as error:
             raise ResourceError(f"{self.node.where()}: {error}") from error
         except MemoryError as error:
             raise ResourceError(f"{self.node.where()}: out of memory: {error}") from error
         ready.prepared.run(address(words), [address(a) for a in (*inputs, *arrays)])
-        _check_status(self.node, words)
+        check(words, self.node.op, self.node.where)
         return arrays[: len(ready.outputs)]
 
     def _key(self, inputs: Sequence[Array]) -> Any:
@@ -142,8 +141,7 @@ class NodeRunner:
             prepared = prepare(node.op, specs, outputs, node.attrs)
         except GraphError as error:
             raise type(error)(f"{node.where()}: {error}") from error
-        fresh = tuple((spec.concrete, spec.dtype) for spec in (*outputs, *prepared.scratch))
-        return _Ready(prepared, outputs, predict(node.op, (*specs, *outputs)), fresh=fresh)
+        return _Ready(prepared, outputs, predict(node.op, (*specs, *outputs)))
 
 
 def _is_outdated(prepared: Prepared) -> bool:
@@ -317,10 +315,4 @@ def _write_rows(node: PlanNode, inputs: Sequence[Array], run: Array, variables: 
     scratch = [memory.empty(each.concrete, each.dtype) for each in prepared.scratch]
     words = run.copy()
     prepared.run(address(words), [address(a) for a in (*inputs, *held, *scratch)])
-    _check_status(node, words)
-
-
-def _check_status(node: PlanNode, words: Array) -> None:
-    status = int(words[STATUS])
-    if status:
-        raise FlowrtError(f"{node.where()}: {failure(node.op, status)}")
+    check(words, node.op, node.where)

@@ -20,7 +20,7 @@ import numpy as np
 
 from flowrt.base.alike import RECALL, is_open, ordered, unknown, usual
 from flowrt.base.attributes import Attr, attr_key, frozen
-from flowrt.base.errors import FlowrtError, GraphError, SpecError, user_site
+from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.plain import as_dtype_of
 from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias
@@ -67,7 +67,7 @@ def _evaluate_node(words: Array | None, node: PlanNode, inputs: Sequence[Array])
 
 
 def _run(found: _FoundKernel, inputs: Sequence[Array], words: Array | None) -> tuple[Array, ...]:
-    from flowrt.kernels.launch import RUN_WORDS, STATUS, failure
+    from flowrt.kernels.launch import RUN_WORDS, check
 
     run = np.zeros(RUN_WORDS, np.int64) if words is None else words
     assert found.prepared is not None
@@ -75,11 +75,8 @@ def _run(found: _FoundKernel, inputs: Sequence[Array], words: Array | None) -> t
     found.met = True
     if answer is not NotImplemented:
         return answer if type(answer) is tuple else (answer,)
-    made = [np.empty(spec.concrete, spec.dtype) for spec in found.outputs]
-    scratch = [np.empty(spec.concrete, spec.dtype) for spec in found.prepared.scratch]
-    found.prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *made, *scratch)])
-    if run[STATUS]:
-        raise FlowrtError(f"{found.name} ({user_site()}): {failure(found.name, int(run[STATUS]))}")
+    made = found.prepared.compute(inputs, run)
+    check(run, found.name, lambda: f"{found.name} ({user_site()})")
     return tuple(made)
 
 

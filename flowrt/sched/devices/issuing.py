@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.errors import FlowrtError, GraphError, SpecError, StepCancelled
+from flowrt.base.errors import GraphError, SpecError, StepCancelled
 from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes
-from flowrt.kernels.launch import STATUS, failure
+from flowrt.kernels.launch import STATUS, check
 from flowrt.op import lookup
 from flowrt.sched.devices.blame import finish, located, naming
 from flowrt.sched.devices.holding import Holding
@@ -172,8 +172,7 @@ class Issuer:
         finish(self._arena.driver, run.issued)
         run.issued.clear()
         for node, words in run.failing:
-            if words[STATUS]:
-                raise FlowrtError(f"{node.where()}: {failure(node.op, int(words[STATUS]))}")
+            check(words, node.op, node.where)
         run.failing.clear()
 
     # ── variables ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.errors import FlowrtError, GraphError, ResourceError, StepCancelled
+from flowrt.base.errors import GraphError, ResourceError, StepCancelled
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, spec_of
-from flowrt.kernels.launch import STATUS, failure
+from flowrt.kernels.launch import STATUS, check
 from flowrt.sched.devices.blame import finish, located, naming
 from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay
 from flowrt.sched.devices.memory import Arena, DeviceArray
@@ -285,9 +285,9 @@ class WholeRegions:
     def _look(self, stretch: Sequence[PlacedKernel], words: Array) -> None:
         """What became of the launches that may fail."""
         for launch, own in zip(stretch, words, strict=True):
-            if launch.kernel.may_fail and own[STATUS]:
+            if launch.kernel.may_fail:
                 node = self._plan.nodes[launch.node]
-                raise FlowrtError(f"{node.where()}: {failure(node.op, int(own[STATUS]))}")
+                check(own, node.op, node.where)
 
     def _outputs(self, layout: RegionLayout, memory: _Memory, inputs: Sequence[Value]) -> list[Value]:
         """What leaves, as views, by which can be told whether somebody still looks at what is kept for the next run."""
