@@ -28,7 +28,7 @@ os.environ["FLOWRT_QUIET"] = "1"  # what a slow machine would say on the side is
 
 SIMULATOR = pytest.StashKey["subprocess.Popen[str]"]()
 SHARED_OUT = "PYTEST_XDIST_WORKER" in os.environ
-LONG = (  # what takes longest where no kernel is compiled yet, far more than its number of tests tells; in this order
+LONG = (  # what takes far longer than its number of tests tells: first where no kernel is compiled yet, then always
     "test_ops",
     "test_conv",
     "test_control_random",
@@ -51,6 +51,26 @@ LONG = (  # what takes longest where no kernel is compiled yet, far more than it
     "test_rowwise_random",
     "test_digits",
     "test_launch_ray",
+    "test_stream_protocol",
+    "test_stale_protocol",
+    "test_membership",
+    "test_schedules",
+    "test_server_death",
+    "test_replicated_cluster",
+    "test_going_back",
+    "test_guide",
+    "test_copies",
+    "test_runs_protocol",
+    "test_detached",
+    "test_whole_versions",
+    "test_clients",
+    "test_joining",
+    "test_bad_links",
+    "test_faults",
+    "test_checkpoint_kills",
+    "test_ranges_of_replicas",
+    "test_leaving",
+    "test_replay",
 )
 
 
