@@ -127,6 +127,18 @@ def test_every_float_comes_out_within_the_bound(name: str) -> None:
         check(getattr(fr, name)(x), judge(x.astype(np.float64)), bound)
 
 
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_entropies_of_doubles_come_out_within_the_bound(label: float) -> None:
+    judge, bound = WIDE_CURVES["softplus"]
+    rng = np.random.default_rng(13)
+    print("seed 13")
+    x = np.concatenate([every_wide_exponent(rng, 12), *(rng.uniform(-r, r, 20_000) for r in (1.0, 4.0, 40.0, 750.0))])
+    x = x[np.isfinite(x)]
+    with np.errstate(all="ignore"):
+        found = fr.nn.sigmoid_cross_entropy(x, np.full_like(x, label))
+        check(found, judge(np.where(label, -x, x).astype(np.longdouble)), bound)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ["expm1", "log1p", "sin", "tan", "asin", "atan", "sinh", "tanh"])
 def test_the_least_numbers_are_answered_by_themselves(name: str, dtype: Any) -> None:

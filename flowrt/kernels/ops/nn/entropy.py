@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from flowrt.kernels.elementary.exponential import ZERO
-from flowrt.kernels.elementary.logarithm import log_of_one_and_less32
-from flowrt.kernels.language.table import COSTLY, elementwise, jitable, single
+from flowrt.kernels.elementary.exponential import ZERO, exp64
+from flowrt.kernels.elementary.logarithm import log1p64, log_of_one_and_less32
+from flowrt.kernels.language.table import COSTLY, double, elementwise, jitable, single
 
 
 @jitable
@@ -20,5 +20,11 @@ def binary_entropy32(x: Any, label: Any) -> Any:
     return ((ZERO if x < ZERO else x) - x * label) + log_of_one_and_less32(x)
 
 
+@jitable
+def binary_entropy64(x: Any, label: Any) -> Any:
+    return ((0.0 if x < 0.0 else x) - x * label) + log1p64(exp64(-abs(x)))
+
+
 elementwise("binary_cross_entropy", lambda x, label: binary_entropy(x, label), entry=COSTLY)
 elementwise("binary_cross_entropy", lambda x, label: binary_entropy32(x, label), on=("cpu",), dtypes=single)
+elementwise("binary_cross_entropy", lambda x, label: binary_entropy64(x, label), on=("cpu",), dtypes=double)

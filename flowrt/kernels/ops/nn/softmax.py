@@ -202,7 +202,7 @@ def log_softmax_by(exp: Any, log: Any) -> Callable[..., Any]:
         turn = exponentials(x, y, o, start, width, tops, totals)
         top, rest = tops[turn], tops[1 - turn]
         for t in range(width):
-            rest[t] = math.log(totals[t])
+            rest[t] = log64(totals[t])
         for j in range(x.shape[1]):
             row, out = x[o, j], y[o, j]
             for t in range(width):
