@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import flowrt as fr
+from flowrt.base.errors import SpecError
 from flowrt.base.spec import Spec
 from flowrt.base.traits import is_alias
 from flowrt.graph import Graph
@@ -186,6 +187,7 @@ def differences(what: Entrywise, cuts: Callable[[int], Iterable[Cut]]) -> tuple[
     return tried, wrong
 
 
+FIRST = {"where": "bool", "widen_bfloat16": "uint16", "widen_float16": "uint16"}  # the dtype of the first operand
 WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
 
@@ -194,7 +196,7 @@ def elementwise_ops(dtype: str) -> Iterator[Entrywise]:
     for (op, device), kernels in sorted(KERNELS.items(), key=lambda item: item[0]):
         if device == "cpu" and kernels[0].form is Form.SCALARS:
             count = kernels[0].function.__code__.co_argcount
-            taken = [Spec("bool" if op == "where" and n == 0 else dtype, (4,)) for n in range(count)]
+            taken = [Spec(FIRST.get(op, dtype) if n == 0 else dtype, (4,)) for n in range(count)]
             for made in _made(op, taken):
                 dtypes = tuple(spec.dtype for spec in (*taken, made))
                 kernel = find_kernel(op, "cpu", dtypes)
@@ -207,7 +209,10 @@ def _made(op: str, taken: Sequence[Spec]) -> list[Spec]:
         return [Spec(dtype, taken[0].dims) for dtype in ("float32", "float64", "bool", *WHOLE)]
     if op not in REGISTRY:  # kernels have parts that no op is made of alone
         return [taken[0]]
-    return [REGISTRY[op].infer(taken, {})[0]]
+    try:
+        return [REGISTRY[op].infer(taken, {})[0]]
+    except SpecError:
+        return []  # it is of other dtypes
 
 
 CHEAP = ("add", "add", "subtract", "multiply", "multiply", "divide", "maximum", "where")
