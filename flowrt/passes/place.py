@@ -18,8 +18,10 @@ import numpy as np
 
 from flowrt.base.device import ANYWHERE, HOST_KIND, Device
 from flowrt.base.errors import PlacementError
+from flowrt.base.plan import Plan
 from flowrt.graph import Node
 from flowrt.passes.step import FED, StepGraph, StepNode
+from flowrt.passes.turning import runs_apart
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Resource
@@ -373,6 +375,8 @@ class _Chooser:
     def _runs(self, node: StepNode | Node, kind: str) -> bool:
         if node.op.effect:
             return kind == "cpu"
+        if kind != HOST_KIND and any(isinstance(value, Plan) for value in node.attrs.values()):
+            return runs_apart(node.op.name, node.attrs, kind, self._supports)
         dtypes = self._dtypes(node)
         key = (node.op.name, dtypes, kind)
         found = self._known.get(key)

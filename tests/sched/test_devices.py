@@ -227,11 +227,49 @@ async def test_devices_that_are_not_here_are_a_sentence_in_the_log(
 
 
 def looping(device: str) -> tuple[fr.Graph, Any]:
-    """A graph whose loop no device but the host runs."""
+    """A graph whose loop no device but the host runs: how large something is, only a turn knows."""
     with fr.Graph() as graph, fr.device(device):
         x = fr.placeholder("float32", (), name="x")
-        y = fr.while_loop(lambda v: v < 100, lambda v: v * 2, x + 1)
+        y = fr.while_loop(lambda v: v < 100, lambda v: v + fr.sum(fr.ones(fr.reshape(fr.astype(v, "int64"), 1))), x + 1)
     return graph, [x, y]
+
+
+async def turned(device: str, options: fr.Options) -> list[Any]:
+    """What loops and branches with bodies on a device come to."""
+    with fr.Graph(seed=2) as graph, fr.device(device):
+        x = fr.placeholder("float32", (None, 4), name="x")
+        w = fr.Variable(values(4, 4, seed=1) / 4, name="w")
+        doubled = fr.while_loop(lambda n, v: fr.sum(v) < 50, lambda n, v: (n + 1, v * 2), (fr.constant(0), fr.abs(x)))
+        state, stacked = fr.scan(
+            lambda h, row: (fr.tanh(h + row @ w), h * 2), fr.zeros((1, 4)), fr.reshape(x, (3, 1, 4))
+        )
+        taken = fr.cond(fr.sum(x) > 0, lambda: fr.exp(x), lambda: x @ w)
+        noisy = fr.while_loop(lambda n, v: n < 3, lambda n, v: (n + 1, v + fr.random.normal((4,), seed=3)), (0, x[0]))
+        update = fr.optim.Momentum(0.1, 0.9).minimize(fr.sum(fr.square(state)))
+        fetched = [doubled, state, stacked, taken, noisy, update]
+    found: list[Any] = []
+    async with fr.Session(graph, options=options) as session:
+        found += [(await session.run(fetched, {x: values(3, 4, seed=seed)}))[:5] for seed in range(4)]
+        lines = (await session.explain(fetched)).placement
+        found.append([await session.run(w)])
+    loops = [line for line in lines if "while" in line or "cond" in line or "scan" in line]
+    assert loops
+    assert all(device in line for line in loops if "gradients" not in line), loops
+    return found
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+async def test_loops_and_branches_are_carried_out_where_their_bodies_are(
+    opened: Any, arena: Any, in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not in_parts:
+        monkeypatch.delattr(arena.Arena, "part")
+    there = await turned("arena:0", fr.Options(devices=("cpu:0", "arena:0")))
+    here = await turned("cpu:0", fr.Options())
+    for mine, host in zip(there, here, strict=True):
+        for one, other in zip(mine, host, strict=True):
+            for a, b in zip(*(x if isinstance(x, (tuple, list)) else [x] for x in (one, other)), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 async def test_what_a_device_cannot_do_is_refused_at_the_users_line_with_what_would_do(opened: Any) -> None:

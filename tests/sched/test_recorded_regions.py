@@ -197,3 +197,18 @@ async def test_what_is_recorded_goes_where_memory_is_short(world: World) -> None
                 np.testing.assert_allclose(await session.run(y, {x: given}), np.cumsum(np.tanh(given)).sum(), rtol=1e-3)
             memory = fr.devices.memory(session)["recorder:0"]
             assert 4 * size < memory.held <= memory.peak <= 100_000
+
+
+async def test_turns_of_a_loop_are_recorded_and_take_what_the_turn_before_has_made(world: World) -> None:
+    with fr.Graph() as graph, fr.device("recorder:0"):
+        x = fr.placeholder("float32", (3,))
+        y = fr.while_loop(lambda n, v: fr.sum(v) < 1000, lambda n, v: (n + 1, fr.cumsum(v) + 1), (0, x))[1]
+    given = np.float32([0.5, 1.5, 2.5])
+    expected = given
+    while expected.sum() < 1000:
+        expected = np.cumsum(expected) + 1
+    async with fr.Session(graph, options=ONE) as session:
+        for _ in range(3):
+            np.testing.assert_allclose(await session.run(y, {x: given}), expected, rtol=1e-5)
+    calls = world.calls()
+    assert calls.count("replay") > calls.count("launch") > 0

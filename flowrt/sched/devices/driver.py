@@ -60,9 +60,9 @@ class Driver(Protocol):
     asked for nothing then but to `close`.
 
     Two methods more may be there, and have more done in one call. ``part(memory, start, nbytes)`` answers some of a
-    piece of memory as memory, from a multiple of 64 on: with it, all that a step computes there lies in one piece.
-    ``record(launches)`` answers a `RecordedLaunches` of pairs of a kernel and the operands that its ``launch`` would be
-    given: with both, a step that runs again is one call.
+    piece of memory as memory, from a multiple of 64 on, or for a copy from anywhere on: with it, all that a step
+    computes there lies in one piece. ``record(launches)`` answers a `RecordedLaunches` of pairs of a kernel and the
+    operands that its ``launch`` would be given: with both, a step that runs again is one call.
     """
 
     @property

@@ -22,8 +22,9 @@ from flowrt.kernels.launch import STATUS, check
 from flowrt.op import lookup
 from flowrt.sched.devices.blame import finish, located, naming
 from flowrt.sched.devices.holding import Holding
+from flowrt.sched.devices.looping import Bodies, BodyUnit, Run
 from flowrt.sched.devices.memory import Arena, DeviceArray
-from flowrt.sched.devices.replaying import WholeRegions
+from flowrt.sched.devices.replaying import WholeRegions, has_bodies, may_size
 from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, variable_spec
 
 if TYPE_CHECKING:
@@ -51,15 +52,20 @@ class Issuer:
     """Carries out units of one plan on one device. `carry_out` is called in its lane."""
 
     def __init__(self, plan: Plan, arena: Arena, variables: Variables) -> None:
-        self._plan, self._arena = plan, arena
+        self._plan, self._arena, self._variables = plan, arena, variables
         self._holding = Holding(arena, variables)
         self._regions = WholeRegions(plan, arena, self._holding)
         self._starts = plan.value_starts()
         self._kernels: dict[int, OrderedDict[Any, tuple[Kernel, Sequence[Spec]]]] = {}
         self._constants: dict[int, DeviceArray] = {}
         self._last: dict[tuple[int, ...], Mapping[int, list[int]]] = {}
+        self._bodies = Bodies(arena, self._issues)
 
-    def carry_out(self, unit: Unit, inputs: Sequence[Value], words: Array) -> list[Value]:
+    def _issues(self, body: Plan) -> Run:
+        """What carries out the region of a body."""
+        return Issuer(body, self._arena, self._variables).carry_out
+
+    def carry_out(self, unit: Unit | BodyUnit, inputs: Sequence[Value], words: Array) -> list[Value]:
         """The outputs of a unit whose variables are held, once all of it is done.
 
         Raises `StepCancelled` where the run was stopped, `ResourceError` where memory is short, and `FlowrtError` with
@@ -81,7 +87,7 @@ class Issuer:
         self._finish(run)
         return [values[v] for v in unit.outputs]
 
-    def _last_uses(self, unit: Unit) -> Mapping[int, list[int]]:
+    def _last_uses(self, unit: Unit | BodyUnit) -> Mapping[int, list[int]]:
         """By node, the values that nobody looks at after it."""
         found = self._last.get(unit.nodes)
         if found is None:
@@ -107,15 +113,20 @@ class Issuer:
             return (np.array(inputs[0].shape, np.int64),)
         if node.op == "no_op":
             return ()
+        if has_bodies(node):
+            return self._bodies.carry_out(node, inputs, run.words)
         if is_alias(node.op):
             (spec,) = self._infer(node, inputs)
             return (self._here(inputs[0], node).seen_as(spec),)
         return self._compute(position, node, inputs, run)
 
-    def _constant(self, position: int, node: PlanNode) -> DeviceArray:
+    def _constant(self, position: int, node: PlanNode) -> Value:
         found = self._constants.get(position)
         if found is None:
-            found = self._constants[position] = self._arena.hold(np.asarray(node.attrs["value"]), node.where())
+            array = np.asarray(node.attrs["value"])
+            if may_size(array):
+                return array  # which those who infer shapes must see
+            found = self._constants[position] = self._arena.hold(array, node.where())
         return found
 
     def _here(self, value: Value, node: PlanNode) -> DeviceArray:

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
     from flowrt.sched.devices.driver import Array, Driver, Kernel, RecordedLaunches
     from flowrt.sched.devices.holding import Holding
+    from flowrt.sched.devices.looping import BodyUnit
     from flowrt.sched.regions.regions import Region
     from flowrt.sched.units import Unit
 
 Value: TypeAlias = "DeviceArray | Array"
 LAID_OUT = 64  # layouts of a plan on one device that are kept
 RECORDED = 8  # of them that keep memory
+TURNS = 2  # recordings of one layout, where what one has made is still looked at when it runs again
 RENEWED = 16  # times that one is recorded anew, as its variables lie elsewhere, before that is given up
 
 
@@ -85,7 +87,7 @@ class _Again:
 class _Known:
     layout: RegionLayout
     constants: list[DeviceArray] | None = None
-    again: _Again | None = None
+    again: list[_Again] = field(default_factory=list)
     runs: int = 0
     renewed: int = field(default=0)
 
@@ -101,7 +103,7 @@ class WholeRegions:
         self._record = getattr(arena.driver, "record", None)
         arena.keepers.add(self)
 
-    def carry_out(self, unit: Unit, inputs: Sequence[Value], words: Array) -> list[Value] | None:
+    def carry_out(self, unit: Unit | BodyUnit, inputs: Sequence[Value], words: Array) -> list[Value] | None:
         """The outputs of a region, once all of it is done; None where it is to be issued node by node."""
         region = unit.issued
         known = None if region is None or self._part is None else self._find(region, inputs)
@@ -114,7 +116,7 @@ class WholeRegions:
         """Have nothing recorded any more, as memory is short."""
         for known in self._known.values():
             if known is not None:
-                known.again = None
+                known.again.clear()
 
     # ── layouts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -154,7 +156,7 @@ class WholeRegions:
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, known: _Known, unit: Unit) -> _Memory | None:
+    def _take(self, known: _Known, unit: Unit | BodyUnit) -> _Memory | None:
         """Memory for a run; None where there is none in such pieces."""
         try:
             return self._in_pieces(known, unit)
@@ -163,7 +165,7 @@ class WholeRegions:
         self._check(known.layout)
         return None
 
-    def _in_pieces(self, known: _Known, unit: Unit) -> _Memory:
+    def _in_pieces(self, known: _Known, unit: Unit | BodyUnit) -> _Memory:
         layout, arena, first = known.layout, self._arena, self._plan.nodes[unit.nodes[0]]
         if known.constants is None:
             hold, where = self._arena.hold, f"constant of {first.where()}"
@@ -187,7 +189,7 @@ class WholeRegions:
         moved = [(spec, f"variable {name[1]!r}") for name, spec in variables if not self._holding.is_here(name, spec)]
         self._arena.check([*((spec, where, -1, len(there)) for spec, where in moved), *there])
 
-    def _variables(self, layout: RegionLayout, unit: Unit) -> list[DeviceArray]:
+    def _variables(self, layout: RegionLayout, unit: Unit | BodyUnit) -> list[DeviceArray]:
         hold = self._holding
         return [
             hold.beginning(name, spec)
@@ -212,26 +214,29 @@ class WholeRegions:
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, known: _Known, unit: Unit, inputs: Sequence[Value], words: Array) -> list[Value] | None:
-        layout, again = known.layout, known.again
+    def _run(self, known: _Known, unit: Unit | BodyUnit, inputs: Sequence[Value], words: Array) -> list[Value] | None:
+        layout = known.layout
         known.runs += 1
-        if again is not None and again.memory.is_alone:
-            memory: _Memory | None = again.memory
+        again = next((again for again in known.again if again.memory.is_alone), None)
+        if again is not None:
             again.memory.variables = self._variables(layout, unit)
             if again.memory.places == again.places:
                 self._write(layout, inputs, again.memory)
                 self._replay(layout, again, words)
                 return self._outputs(layout, again.memory, inputs)
-            known.again, known.renewed = None, known.renewed + 1
+            known.again.remove(again)
+            known.renewed += 1
+        again = None
         memory = self._take(known, unit)
         if memory is None:
             return None
         self._write(layout, inputs, memory)
-        if self._record is not None and known.again is None and known.runs > 1 and known.renewed < RENEWED:
-            known.again = again = self._recorded(layout, memory)
+        if self._record is not None and len(known.again) < TURNS and known.runs > 1 and known.renewed < RENEWED:
+            again = self._recorded(layout, memory)
+            known.again.append(again)
             self._replay(layout, again, words)
-            return self._outputs(layout, memory, inputs)
-        self._issue(layout, memory, words)
+        else:
+            self._issue(layout, memory, words)
         return self._outputs(layout, memory, inputs)
 
     def _write(self, layout: RegionLayout, inputs: Sequence[Value], memory: _Memory) -> None:
@@ -245,7 +250,7 @@ class WholeRegions:
                 driver.write(place, np.ascontiguousarray(value))
 
     def _issue(self, layout: RegionLayout, memory: _Memory, words: Array) -> None:
-        """PlacedKernel one after another."""
+        """Launch one after another."""
         for stretch in layout.stretches:
             left = np.tile(words, (len(stretch), 1))
             for launch, own in zip(stretch, left, strict=True):
@@ -258,9 +263,9 @@ class WholeRegions:
 
     def _recorded(self, layout: RegionLayout, memory: _Memory) -> _Again:
         assert self._record is not None
-        kept = [known for known in self._known.values() if known is not None and known.again is not None]
+        kept = [known for known in self._known.values() if known is not None and known.again]
         for known in kept[: max(0, len(kept) - RECORDED + 1)]:
-            known.again = None
+            known.again.clear()
         told = [
             [(launch.kernel, [self._at(home, memory) for home in launch.operands]) for launch in stretch]
             for stretch in layout.stretches

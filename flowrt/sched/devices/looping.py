@@ -1,0 +1,188 @@
+"""Loops and branches whose bodies are on a device: the host decides how often, the device computes each turn as one.
+
+Law: called in the device's lane, from within an issued region. A body is a region of its own, laid out and recorded as
+others are. What is carried stays on the device from turn to turn; of a condition one bool is read. Two recordings of a
+body take turns, as what one turn has made the next one takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.base.errors import SpecError, StepCancelled
+from flowrt.base.spec import Spec
+from flowrt.kernels.launch import STATUS
+from flowrt.op import lookup
+from flowrt.sched.devices.memory import Arena, DeviceArray
+from flowrt.sched.regions.regions import find_regions
+
+if TYPE_CHECKING:
+    from flowrt.base.plan import Plan, PlanNode
+    from flowrt.sched.devices.driver import Array
+    from flowrt.sched.regions.regions import Name, Region
+
+Value: TypeAlias = "DeviceArray | Array"
+Run: TypeAlias = "Callable[[BodyUnit, Sequence[Value], Array], list[Value]]"  # with the run's words
+COND = "cond"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BodyUnit:
+    """A body as what is issued as one."""
+
+    issued: Region
+    begins: frozenset[Name] = frozenset()
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return self.issued.nodes
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return self.issued.inputs
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        return self.issued.outputs
+
+
+class Body:
+    """A body on one device. ``make`` answers what carries out its region."""
+
+    def __init__(self, body: Plan, device: str, make: Callable[[Plan], Run]) -> None:
+        here = replace(body, nodes=tuple([replace(node, device=device) for node in body.nodes]))
+        regions = find_regions(here, lambda node: False)
+        self._fetches = here.fetches
+        self._unit = BodyUnit(regions[0]) if regions else None
+        self._run = make(here)
+
+    def __call__(self, inputs: Sequence[Value], words: Array) -> list[Value]:
+        """What the body answers."""
+        values: dict[int, Value] = dict(enumerate(inputs))
+        unit = self._unit
+        if unit is not None:
+            made = self._run(unit, [values[v] for v in unit.inputs], words)
+            values.update(zip(unit.outputs, made, strict=True))
+        return [values[v] for v in self._fetches]
+
+
+class Bodies:
+    """The bodies of the loops and branches of one plan."""
+
+    def __init__(self, arena: Arena, make: Callable[[Plan], Run]) -> None:
+        self._arena, self._device, self._make = arena, arena.device.name, make
+        self._known: dict[int, tuple[Plan, Body]] = {}
+
+    def carry_out(self, node: PlanNode, inputs: Sequence[Value], words: Array) -> list[Value]:
+        """The outputs of a loop or a branch."""
+        attrs = node.attrs
+        if node.op == COND:
+            return self._body(attrs["if_true"] if self._truth(inputs[0]) else attrs["if_false"])(inputs[1:], words)
+        return self._loop(node, attrs, inputs, words)
+
+    def _body(self, plan: Plan) -> Body:
+        if id(plan) not in self._known:
+            self._known[id(plan)] = plan, Body(plan, self._device, self._make)
+        return self._known[id(plan)][1]
+
+    def _loop(self, node: PlanNode, attrs: Mapping[str, Any], inputs: Sequence[Value], words: Array) -> list[Value]:
+        counted, carried, scanned = int(attrs["counted"]), attrs["carried"], attrs["scanned"]
+        state = list(inputs[counted : counted + carried])
+        rows = [self._here(value, node) for value in inputs[counted + carried : counted + carried + scanned]]
+        captured = list(inputs[counted + carried + scanned :])
+        body, cond = self._body(attrs["body"]), None if attrs["cond"] is None else self._body(attrs["cond"])
+        bounds = [row.shape[0] for row in rows[:1]] + ([attrs["limit"]] if attrs["limit"] is not None else [])
+        bounds += [int(self._read(inputs[0]))] if counted else []
+        turns = max(min(bounds), 0) if bounds else None
+        stacked = _Stacked(node, len(body_fetches(attrs)) - carried, self._arena)
+        done = 0
+        while turns is None or done < turns:
+            if words[STATUS]:
+                raise StepCancelled(f"{node.where()} was stopped after {done} turns")
+            if cond is not None and not self._truth(cond([*state, *captured], words)[0]):
+                break
+            at = turns - 1 - done if attrs["reverse"] and turns is not None else done
+            answers = body([*state, *(self._row(row, at, node) for row in rows), *captured], words)
+            state = answers[:carried]
+            length = rows[0].shape[0] if rows else turns
+            stacked.put(done, at if attrs["reverse"] else done, answers[carried:], length, self._here)
+            done += 1
+        length = rows[0].shape[0] if rows else done if attrs["limit"] is None else attrs["limit"]
+        specs = [Spec(value.dtype, value.shape) for value in inputs]
+        made = lookup(node.op).infer(specs, attrs)[carried + 1 :] if len(body_fetches(attrs)) > carried else ()
+        return [*state, np.array(done, np.int64), *stacked.whole(made, length)]
+
+    def _truth(self, value: Value) -> bool:
+        return bool(self._read(value))
+
+    def _read(self, value: Value) -> Array:
+        if not isinstance(value, DeviceArray):
+            return value
+        found = np.empty(value.shape, value.dtype)
+        self._arena.driver.read(value.storage.memory, found)
+        return found
+
+    def _here(self, value: Value, node: PlanNode) -> DeviceArray:
+        return value if isinstance(value, DeviceArray) else self._arena.hold(value, node.where())
+
+    def _row(self, rows: DeviceArray, at: int, node: PlanNode) -> DeviceArray:
+        """A copy of a row, since kernels may want one to begin where memory does."""
+        row = self._arena.empty(Spec(rows.dtype, rows.shape[1:]), f"{node.where()}, a row")
+        if row.nbytes:
+            copy_part(self._arena, rows, at * row.nbytes, row, 0, row.nbytes)
+        return row
+
+
+class _Stacked:
+    """What the turns of a loop answer beyond what it carries, each as rows of one tensor."""
+
+    def __init__(self, node: PlanNode, count: int, arena: Arena) -> None:
+        self._node, self._arena = node, arena
+        self._whole: list[DeviceArray | None] = [None] * count
+
+    def put(self, turn: int, at: int, answers: Sequence[Value], length: int | None, here: Callable[..., Any]) -> None:
+        """Put a turn's rows in their places."""
+        for number, answer in enumerate(answers):
+            row = here(answer, self._node)
+            whole = self._whole[number]
+            if whole is None:
+                assert length is not None, "loops that only a condition ends stack their rows on the host"
+                whole = self._arena.hold(np.zeros((length, *row.shape), row.dtype), self._node.where())
+                self._whole[number] = whole
+            if row.shape != whole.shape[1:]:
+                shapes = sorted({str(list(row.shape)), str(list(whole.shape[1:]))})
+                raise SpecError(f"{self._node.where()}: its turns stack rows of different shapes: {shapes}")
+            if row.nbytes:
+                copy_part(self._arena, row, 0, whole, at * row.nbytes, row.nbytes)
+
+    def whole(self, specs: Sequence[Spec], length: int) -> list[DeviceArray]:
+        """The tensors; zeros where there was no turn."""
+        found = []
+        for whole, spec in zip(self._whole, specs, strict=True):
+            shape = (length, *(n or 0 for n in spec.shape[1:]))
+            found.append(whole or self._arena.hold(np.zeros(shape, spec.dtype), self._node.where()))
+        return found
+
+
+def copy_part(arena: Arena, source: DeviceArray, start: int, target: DeviceArray, at: int, nbytes: int) -> None:
+    """Copy some bytes of one tensor to where they belong in another; by way of the host where memory has no parts."""
+    driver, taken, given = arena.driver, source.storage.memory, target.storage.memory
+    part: Callable[[Any, int, int], Any] | None = getattr(driver, "part", None)
+    if part is not None:
+        driver.copy(part(taken, start, nbytes), part(given, at, nbytes), nbytes)
+        return
+    here, there = np.empty(target.nbytes, np.uint8), np.empty(source.nbytes, np.uint8)
+    driver.read(given, here)
+    driver.read(taken, there)
+    here[at : at + nbytes] = there[start : start + nbytes]
+    driver.write(given, here)
+
+
+def body_fetches(attrs: Mapping[str, Any]) -> tuple[int, ...]:
+    """The values that a loop's body answers."""
+    fetches: tuple[int, ...] = attrs["body"].fetches
+    return fetches
