@@ -7,15 +7,17 @@ was written in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from flowrt.base.device import ANYWHERE
 from flowrt.base.errors import GraphError, Site, SpecError, carried_site, user_site
 from flowrt.base.plain import as_dtype_of, default_array, takes
 from flowrt.base.plan import Plan, PlanFeed, PlanNode
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, spec_of
 from flowrt.base.valueclass import valueclass
 from flowrt.graph import Node, Tensor, current_scope, scoped
 from flowrt.op import as_value, building, lookup
@@ -133,6 +135,29 @@ def as_body(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Tensor], ke
         made.append(PlanNode(node.op.name, node.name, inputs, outputs, dict(node.attrs), before, site=str(node.site)))
     known = [PlanFeed(t.op.name, t.spec, str(t.op.site)) for t in feeds]
     return Plan("", tuple(made), tuple(known), tuple(values[t] for t in fetches))
+
+
+def with_flat_feeds(body: Plan, flat: Collection[int]) -> Plan:
+    """``body`` where the feeds at some places, of known shapes, are given as vectors: it reshapes them first."""
+    count, added = len(body.feeds), 2 * len(flat)
+    shaped = {feed: count + 2 * place + 1 for place, feed in enumerate(flat)}
+
+    def moved(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple([shaped.get(value, value if value < count else value + added) for value in values])
+
+    first: list[PlanNode] = []
+    for place, feed in enumerate(flat):
+        told, shape = body.feeds[feed], np.array(body.feeds[feed].spec.concrete, np.int64)
+        sizes = count + 2 * place
+        first += [
+            PlanNode("constant", f"{told.name}/shape", (), (spec_of(shape),), {"value": shape}, site=told.site),
+            PlanNode("reshape", f"{told.name}/shaped", (feed, sizes), (told.spec,), {}, site=told.site),
+        ]
+    feeds = [
+        replace(f, spec=Spec(f.spec.dtype, (f.spec.size,))) if i in shaped else f for i, f in enumerate(body.feeds)
+    ]
+    nodes = [replace(n, inputs=moved(n.inputs), control=tuple([c + added for c in n.control])) for n in body.nodes]
+    return replace(body, feeds=tuple(feeds), nodes=(*first, *nodes), fetches=moved(body.fetches))
 
 
 def has_effect(node: Node | PlanNode) -> bool:

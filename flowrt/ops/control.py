@@ -20,8 +20,9 @@ from flowrt.base.spec import MAX_RANK, Spec
 from flowrt.graph import Graph, Node, Tensor, current_scope, scoped
 from flowrt.op import active_builder, as_value, building, gradients_inside
 from flowrt.ops.ahead import Behind
-from flowrt.ops.body import answers_of, as_body, replay
+from flowrt.ops.body import answers_of, as_body, replay, with_flat_feeds
 from flowrt.ops.elementwise import add
+from flowrt.ops.shape import reshape
 from flowrt.ops.source import zeros_like
 from flowrt.subgraph import Subgraph
 from flowrt.typed import op
@@ -367,16 +368,18 @@ class _Backward:
         """The stacks of those values of each turn, which the forward loop is made to keep."""
         have = {t: i for i, t in reversed(list(enumerate(self.made[self.carried :])))}
         new = [t for t in wanted if t not in have]
-        for t in new:
-            if len(t.spec.dims or ()) == MAX_RANK:
+        for t in filter(_has_most_axes, new):
+            if not t.spec.known or t in set(self.behind.needed):
                 raise SpecError(
                     f"{self.node.name!r} ({self.node.site}): the gradient of a loop keeps the {t.spec} of every turn "
                     f"along a further axis, and tensors have at most {MAX_RANK}; reshape what the loop computes with "
-                    "to fewer"
+                    "to fewer, or tell all its sizes"
                 )
         have |= {t: i for i, t in enumerate(new, len(self.made) - self.carried)}
         if new or self._has_grown():
-            forward = as_body(self.inside, [*self.state, *self.row, *self.kept], [*self.made, *new])
+            with building(self.inside), scoped(replace(current_scope(), control=())):
+                kept = [reshape(t, (-1,)) if _has_most_axes(t) else t for t in new]
+            forward = as_body(self.inside, [*self.state, *self.row, *self.kept], [*self.made, *kept])
             self.node.graph.extend(self.node, {**self.node.attrs, "body": forward})
         return [self.node.outputs[self.carried + 1 + have[t]] for t in wanted]
 
@@ -402,6 +405,8 @@ class _Backward:
         counted = bool(node.attrs["cond"] is not None or self.counted or not scanned)
         inner = [*(d for d, _ in first), *(t for t, _ in sums)]
         inner += [*(d for d, _ in flowing), *wanted, *(r for r, _ in rows), *kept]
+        stacked_now = set(wanted)
+        flat = [i for i, t in enumerate(inner) if t in stacked_now and _has_most_axes(t)]  # those are vectors
         whole = dict(rows) | dict(zip(wanted, stacks, strict=True))
         stacked = [t for t in self.behind.needed if t not in whole]
         fetches = [t for t in (*self.to_state, *self.to_kept, *self.to_row, *stacked) if t is not None]
@@ -413,7 +418,7 @@ class _Backward:
                 *scanned,
                 *kept.values(),
             ],
-            body=as_body(inside, inner, fetches),
+            body=with_flat_feeds(as_body(inside, inner, fetches), flat),
             cond=None,
             carried=len(first) + len(sums),
             scanned=len(scanned),
@@ -434,3 +439,7 @@ class _Backward:
             *(None if t is None else next(to_row) for t in self.to_row),
             *(made.get(t) if total is None else next(to_kept) for t, total in zip(self.kept, self.sums, strict=True)),
         )
+
+
+def _has_most_axes(tensor: Tensor) -> bool:
+    return len(tensor.spec.dims or ()) == MAX_RANK
