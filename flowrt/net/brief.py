@@ -27,6 +27,7 @@ _START = struct.Struct("<BHH")
 _MOST = 1 << 10  # bytes of a head
 _CODE = 3  # bytes of a dtype in the description of an array
 _JOINED = 1 << 12  # bytes of arrays that are copied into one piece with the header
+_UNCOUNTED = 1 << 12  # bytes from which on memory is counted, so that it is to be asked for
 _KEPT = 256  # tables of descriptions, each of at most `SHORT` bytes
 
 
@@ -120,9 +121,12 @@ def decode_whole(data: memoryview, length: int, allocate: Allocate) -> tuple[Bri
             begin, end = end, end + nbytes
             if end > len(data):
                 return None
-            array = allocate(dtype, shape)
-            array.data.cast("B")[:] = data[begin:end]
-            arrays.append(array)
+            sent = np.ndarray(shape, dtype, data, begin)
+            if nbytes < _UNCOUNTED:
+                arrays.append(sent.copy())
+            else:
+                arrays.append(allocate(dtype, shape))
+                np.copyto(arrays[-1], sent)
     except Exception:  # whatever it is, the survey says it by name
         return None
     return Brief(header[_START.size : at], tuple(arrays)), end

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from flowrt.net.local import Local
     from flowrt.net.shared import Channel
 
-
 SHORT_OF_MEMORY = 0.05  # seconds until a message that there was no memory to decode is tried again
 TURN = 1e-3  # seconds after which who listens to a stream lets others have the loop
 
@@ -62,6 +61,7 @@ class _Stream(asyncio.BufferedProtocol):
         self.heard: asyncio.Future[None] | None = None  # what ended the telling
         self.outbox = Outbox(transport)
         self.lost = asyncio.Event()
+        self.is_lost = False  # as that says
         self.closing = False  # by this side
         self.failure: FlowrtError | None = None
         self.loop = asyncio.get_running_loop()
@@ -96,6 +96,9 @@ class _Stream(asyncio.BufferedProtocol):
         return self.reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        listens = self.hearer is not None and not (self.inbox or self.closing)
+        if listens and (message := self.reader.take_alone(nbytes)) is not None:  # as mostly
+            return self.hear(message)
         self._decode(nbytes)
         if self.inbox and not self.paused and self._full():
             self.paused = True
@@ -116,7 +119,7 @@ class _Stream(asyncio.BufferedProtocol):
         else:
             if self.reader.more:
                 self._breathe(0.0)
-        if self.inbox or self.closing or self.lost.is_set():
+        if self.inbox or self.closing or self.is_lost:
             self.tell()
 
     def _breathe(self, seconds: float) -> None:
@@ -126,7 +129,7 @@ class _Stream(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         self.breath = None
-        if not self.lost.is_set() and self.failure is None:
+        if not self.is_lost and self.failure is None:
             self.buffer_updated(0)
             self._read_on()
 
@@ -163,6 +166,7 @@ class _Stream(asyncio.BufferedProtocol):
                 timer.cancel()
         if self.channel is not None:
             self.channel.close()
+        self.is_lost = True
         self.lost.set()
         self.wake_receiver()
         self.outbox.clear()
@@ -177,18 +181,12 @@ class _Stream(asyncio.BufferedProtocol):
     @property
     def over(self) -> bool:
         """Whether nothing more can be sent, although the last bytes may still be on their way."""
-        return self.closing or self.lost.is_set() or self.transport.is_closing()
+        return self.closing or self.is_lost or self.transport.is_closing()
 
     @property
     def gone(self) -> bool:
         """Whether what was written last may never arrive."""
-        return self.lost.is_set() or self.transport.is_closing()
-
-    def count(self, nbytes: int) -> None:
-        """A message is written, or will be, and of it so many bytes now."""
-        if self.local is not None:
-            self.local.messages += 1
-            self.local.socket_bytes += nbytes
+        return self.is_lost or self.transport.is_closing()
 
     def writes(self, pieces: Sequence[Piece], changing: bool) -> Iterator[Piece]:
         """A frame as it is to be written, once its turn has come: large arrays are lent, if they can be."""
@@ -209,29 +207,33 @@ class _Stream(asyncio.BufferedProtocol):
         self.paused = False
         self.outbox.refuse(self.ending)
         self.wake_receiver()
-        if not self.lost.is_set():
+        if not self.is_lost:
             self._read_on()
 
     def wake_receiver(self) -> None:
         receiver, self.receiver = self.receiver, None
         if receiver is not None and not receiver.done():
             receiver.set_result(None)
-        if self.closing or self.lost.is_set():
+        if self.closing or self.is_lost:
             self.tell()
 
     def tell(self) -> None:
         """Hand what has come to who listens, and in the end, why nothing more comes."""
         until = time.monotonic() + TURN if len(self.inbox) > 1 else 0.0
         while self.inbox and self.hearer is not None:
-            try:
-                self.hearer(self.take())
-            except Exception as error:
-                self.stop_telling(error)
+            self.hear(self.take())
             if self.inbox and time.monotonic() > until:
                 self.loop.call_soon(self.tell)
                 return
-        if self.hearer is not None and (self.closing or self.lost.is_set()):
+        if self.hearer is not None and (self.closing or self.is_lost):
             self.stop_telling(self.ending())
+
+    def hear(self, message: Message) -> None:
+        try:
+            if self.hearer is not None:
+                self.hearer(message)
+        except Exception as error:
+            self.stop_telling(error)
 
     def stop_telling(self, why: Exception) -> None:
         self.hearer = None
@@ -261,7 +263,7 @@ class _Stream(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Cut the stream, if it is not gone: asyncio's transport fails if it was closed before its last write."""
-        if not self.lost.is_set():
+        if not self.is_lost:
             self.transport.abort()
 
     def ending(self) -> FlowrtError:
@@ -288,11 +290,10 @@ class _Stream(asyncio.BufferedProtocol):
 
     def _check_progress(self) -> None:
         self.watch = None
-        if self.reader.idle or self.lost.is_set():
+        if self.reader.idle or self.is_lost:
             return
         now = self.loop.time()
-        stood_still = self.paused or self.breath is not None or now - self.due > self.bounds.stall
-        if stood_still:  # it was this side
+        if self.paused or self.breath is not None or now - self.due > self.bounds.stall:  # it was this side
             self.moved = now
         quiet = now - self.moved
         if quiet < self.bounds.stall:
@@ -410,11 +411,13 @@ class Connection:
         self, pieces: list[Piece], begun: Callable[[], None] | None = None, *, changing: bool = False
     ) -> Iterable[Piece] | None:
         """Write the usual message, small and with nothing before it, in one go; or answer how it is to be written."""
-        stream = self._stream
+        stream, local = self._stream, self._stream.local
         whole = joined(pieces)
         if stream.over:
             raise stream.ending()
-        stream.count(len(whole or ""))
+        if local is not None:
+            local.messages += 1
+            local.socket_bytes += len(whole or "")
         if whole is None or not stream.outbox.idle:
             return stream.writes(pieces, changing) if whole is None else (whole,)
         if begun is not None:
@@ -426,7 +429,7 @@ class Connection:
         """The next message. What came before a loss is still delivered; then the loss is raised."""
         stream = self._stream
         while not stream.closing and not stream.inbox:
-            if stream.lost.is_set():
+            if stream.is_lost:
                 raise stream.ending()
             await stream.wait_arrived()
         if stream.closing:
@@ -441,8 +444,7 @@ class Connection:
         stream = self._stream
         if stream.hearer is not None:
             raise InternalError(f"two listen to {self.peer} at once; a connection has one consumer")
-        stream.hearer, heard = hear, stream.loop.create_future()
-        stream.heard = heard
+        stream.hearer, stream.heard = hear, (heard := stream.loop.create_future())
         stream.tell()
         try:
             await heard

@@ -214,6 +214,20 @@ class FrameReader:
         """Where the next bytes of the stream belong; never empty."""
         return self._rest if len(self._rest) >= _DIRECT else self._window[self._end :]
 
+    def take_alone(self, count: int) -> Message | None:
+        """The message that ``count`` bytes are which were written, where they are one short frame and nothing is left.
+
+        Else nothing is done, and `buffer_updated` is to be told of them.
+        """
+        if self._end or self._header is not None or self.ended or not self._roomy or count <= _PREFIX.size:
+            return None
+        (length,) = _PREFIX.unpack_from(self._window)
+        if not 0 < length <= count - _PREFIX.size:
+            return None
+        decode = brief.decode_whole if self._window[_PREFIX.size] == brief.BEGINS else codec.decode_whole
+        whole = decode(self._window[_PREFIX.size : count], length, self._allocate)
+        return None if whole is None or whole[1] != count - _PREFIX.size else whole[0]
+
     def buffer_updated(self, count: int) -> None:
         """``count`` bytes were written to what `get_buffer` answered."""
         if len(self._rest) >= _DIRECT:

@@ -15,7 +15,7 @@ from flowrt.base.codec import FRAME, Limits
 from flowrt.base.errors import BrokenStream
 from flowrt.net import briefly
 from flowrt.net.brief import BEGINS
-from flowrt.net.frames import FrameReader, NoRoom, allocate_array
+from flowrt.net.frames import FrameReader, NoRoom, allocate_array, frame
 from flowrt.net.messages import from_data, to_data
 from flowrt.sched.drivers.messages import Allow, Batch, NewVersion, Report, Seen, Update
 
@@ -127,6 +127,35 @@ def test_a_message_comes_as_it_was_sent(name: str) -> None:
         with pytest.raises(AttributeError):
             came.run = 1
     assert same(tuple(map(fields, read([whole + whole]))), (fields(message), fields(message)))
+
+
+def test_a_message_that_comes_alone_is_taken_at_once_and_nothing_else_is() -> None:
+    came: list[Any] = []
+    reader = FrameReader(lambda data, size: came.append(data))
+
+    def alone(*pieces: bytes) -> Any:
+        whole = b"".join(pieces)
+        reader.get_buffer()[: len(whole)] = whole
+        return reader.take_alone(len(whole))
+
+    one, other = written(UPDATES["rows"]), written(VERSIONS["a scalar"])
+    assert same(fields(from_data(alone(one))), fields(UPDATES["rows"]))
+    assert same(fields(from_data(alone(other))), fields(VERSIONS["a scalar"]))
+    assert from_data(alone(*frame(to_data(Seen(RUN, 1, 2))))) == Seen(RUN, 1, 2)
+    for pieces in ([one[:-1]], [one, other], [one, b"\0"], [one[:4]], [one[:3]], [bytes(4)]):
+        assert alone(*pieces) is None
+    assert reader.idle
+    assert alone(one[:9]) is None
+    reader.buffer_updated(9)
+    assert alone(one[9:]) is None  # it began before
+    reader.buffer_updated(len(one) - 9)
+    assert same(fields(from_data(came.pop())), fields(UPDATES["rows"]))
+    assert alone(one) is not None
+    alone(bytes(4))
+    reader.buffer_updated(4)
+    assert reader.ended
+    assert alone(one) is None  # which is an error
+    assert not came
 
 
 def test_what_has_no_place_in_the_layout_is_left_to_others() -> None:
