@@ -187,7 +187,8 @@ class Supply:
                 self._admit(replica, batch)
             except Exception as error:
                 self._fail(error)
-            self._hand_out()
+            self._hand_drawn()
+        self._send_last()
         if self.over:
             told()
 
@@ -205,8 +206,8 @@ class Supply:
 
     def _wants(self) -> int | None:
         """Whose turn it is to have a batch that is not drawn yet; None where nobody may, or there is none."""
-        handing = self.handing
-        return None if handing.identity is None or self._has(handing.identity) else handing.replica
+        identity = self.handing.identity
+        return None if identity is None or self._has(identity) else self.handing.replica
 
     def _has(self, identity: int | None) -> bool:
         """Whether a batch is there to be handed out."""
@@ -224,7 +225,12 @@ class Supply:
         self._values[identity] = tuple([as_feed(tensor, batch[name], self._copy) for name, tensor in inputs])
 
     def _hand_out(self) -> None:
-        """Hand out what is drawn."""
+        """Hand out what is drawn, and send it."""
+        self._hand_drawn()
+        self._send_last()
+
+    def _hand_drawn(self) -> None:
+        """Hand out what is drawn, and send what is enough to go together."""
         handing, sent = self.handing, self._sent
         while self._has(handing.identity) and (handed := handing.next()) is not None:
             replica, number, identity = handed
@@ -232,9 +238,12 @@ class Supply:
             handing.depth = self._depth + self._together - 1 + min(EARLIER, self._together - 1)
             if sent[replica] - handing.spent[replica] < self._depth or number - sent[replica] >= self._together:
                 self._send(replica)
-        if handing.identity is None:  # nothing more that these could wait for
-            for replica, number in enumerate(handing.given):
-                if number > sent[replica]:
+
+    def _send_last(self) -> None:
+        """Send what was kept back, where there is nothing more that could go with it."""
+        if self.handing.identity is None:
+            for replica, number in enumerate(self.handing.given):
+                if number > self._sent[replica]:
                     self._send(replica)
 
     def _send(self, replica: int) -> None:

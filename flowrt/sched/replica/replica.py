@@ -150,9 +150,10 @@ class Replica:
 
     def _admit(self, number: int, values: Sequence[Any] | Unread) -> None:
         self._batches[number] = values
-        self._came.set()
-        if self._rounds is not None and self.task is not None and self._on == self._at[0]:
-            self._claim(self._on, self._used)
+        if self._rounds is not None:
+            self._came.set()
+            if self.task is not None and self._on == self._at[0]:
+                self._claim(self._on, self._used)
         self._go_on()
         if self._asking is not None and (self.task is not None or number <= self._used + 1):
             self._asking.say()  # no update is to be posted soon
@@ -183,7 +184,8 @@ class Replica:
             used = (self._spent - self._booked) * self.role.steps
             for number in [n for n in self._batches if n <= used]:
                 del self._batches[number]
-            self._use(used)
+            if self._reader is not None:
+                self._reader.use(used)
         whole = self._has_all(message.version)
         if whole:
             self.watch.arrive()
@@ -250,7 +252,8 @@ class Replica:
                 self._see_all(version, self.watch.so_far() if self.watch.phase is Phase.INPUT else ())
             self.watch.wait(version, Phase.INPUT)
             return
-        self._claim(version, number)
+        if not self._booked:
+            self._claim(version, number)
         if self._rounds is not None:
             self._on, self._used = version, number
             self._pulse.start()
@@ -258,15 +261,11 @@ class Replica:
             self.task.add_done_callback(self._ended)
         elif self._has_rows(version, number, batch := self._batches[number]):
             self._on, self._used = version, number
-            self._use(number)
+            if self._reader is not None:  # there is room to read others
+                self._reader.use(number)
             self._compute(version, batch)
         else:
             self.watch.wait(version, Phase.ROWS)
-
-    def _use(self, number: int) -> None:
-        """The batches up to that one wait no more: there is room to read others."""
-        if self._reader is not None:
-            self._reader.use(number)
 
     def _has_rows(self, version: int, number: int, batch: Sequence[Any] | Unread) -> bool:
         return self._asking is None or isinstance(batch, Unread) or self._asking.has(version, number, batch)
@@ -296,7 +295,8 @@ class Replica:
                 self._came.clear()
                 await self._came.wait()
             self.watch.start(self._on)
-        self._use(number)
+        if self._reader is not None:
+            self._reader.use(number)
         return _read(self._batches[number])
 
     def _compute(self, version: int, batch: Sequence[Any] | Unread) -> None:

@@ -75,7 +75,7 @@ class Coordination:
                 floor=role.floor,
             )
         )
-        self._reporting = Reporting(role.run)
+        self._reporting = Reporting(role.run, role.staleness > 0)
         self._turns = [0] * len(role.replicas)  # by replica: how often it was begun again
         self._gone = [0] * len(role.replicas)  # by replica: how many batches the one that was lost last had spent
         self._joined = [0] * len(role.replicas)  # by replica: after how many batches it began again

@@ -36,10 +36,10 @@ class _Came:
 
 
 class Reporting:
-    """What came with the updates of one run."""
+    """What came with the updates of one run, of which some may count that are older than the open version, if so."""
 
-    def __init__(self, run: int) -> None:
-        self._run = run
+    def __init__(self, run: int, older: bool) -> None:
+        self._run, self._older = run, older
         self._came: dict[int, _Came] = {}  # by replica: its update that came last
         self._heard: dict[int, tuple[Any, ...]] = {}  # by replica: what `Report.times` says of it, but for the last
         self._whole: dict[int, float] = {}  # by replica: when a server last held its update
@@ -99,7 +99,8 @@ class Reporting:
 
     def forget(self, oldest: Callable[[int], int]) -> None:
         """Forget what came with updates that count no more: ``oldest`` says by replica which versions' still do."""
-        self._came = {r: came for r, came in self._came.items() if came.version >= oldest(r)}
+        stays = self._came.items() if self._older else ()
+        self._came = {r: came for r, came in stays if came.version >= oldest(r)}
 
     def _took(self, made: Made, replica: int) -> float:
         """The seconds from a replica's version's opening, or since it began, if it did before, to its update; or -1."""

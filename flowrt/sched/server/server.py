@@ -401,7 +401,7 @@ class Server:
         told, role = self._told[replica], self.role
         if not told.listens or told.lost or told.newest >= self._at or len(told.waiting) >= AHEAD:
             return
-        if not self._may_gather:
+        if self._gathering is not None and not self._may_gather:
             return  # it is told the next one
         too_old = self._at - told.newest > role.staleness  # what it does, if it does anything
         if not (too_old or told.asks or (not told.waiting and not self._is_under_way(replica))):

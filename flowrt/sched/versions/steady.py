@@ -178,7 +178,7 @@ class Steady:
         if not 0 <= replica < self.replicas or version != self.version:
             return False
         of = self._of
-        if not self.usual and (of.standing[replica] is not Standing.RUNNING or not of.alive[replica]):
+        if not (self._usual or self.usual) and (of.standing[replica] is not Standing.RUNNING or not of.alive[replica]):
             return False
         if self._given is None:
             self._given = list(of.book.given)
@@ -194,7 +194,7 @@ class Steady:
         whole = self._whole
         if version != self.version or replica in whole or samples or not 0 <= replica < self.replicas:
             return False
-        if self.usual:
+        if self._usual or self.usual:
             whole[replica] = now
             if len(whole) < self.replicas or self._fix(now):
                 return True
@@ -283,14 +283,14 @@ class Steady:
     def booked(self, replica: int) -> tuple[int, bool, int]:
         """How many batches of a replica are spent, whether it has begun with the last of them, and since when: see
         `Version`."""
-        if self.usual:
+        if self._usual or self.usual:
             return self._spent[replica], True, self.version
         value = self.told()
         return value.spent[replica], value.begun(replica) > 0, value.oldest(replica)
 
     def oldest(self, replica: int) -> int:
         """The oldest version that an update of ``replica`` may be computed from: see `Coordinator.oldest`."""
-        return self.version if self.usual else self.told().oldest(replica)
+        return self.version if self._usual or self.usual else self.told().oldest(replica)
 
 
 def _made(before: Coordinator, value: Coordinator, square: float) -> Made:
