@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.train.batches import TOGETHER, Batches, Supply
+from flowrt.train.batches import EARLIER, TOGETHER, Batches, Supply
 
 DEPTH = 3
 
@@ -51,7 +51,7 @@ def test_small_batches_go_several_in_a_message_and_none_waits_for_one() -> None:
     handing = Handing(itertools.count())
     for step in range(30):
         handing.step(step)
-        assert all(handing.has(replica) >= step + DEPTH for replica in (0, 1))
+        assert all(handing.has(replica) >= step + DEPTH + EARLIER for replica in (0, 1))
     assert handing.drawn <= 2 * (30 + DEPTH + TOGETHER)
     together = [len(batches) for _, _, batches in handing.sent[2 * DEPTH :]]
     assert set(together) == {TOGETHER}
