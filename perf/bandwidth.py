@@ -1,7 +1,7 @@
 """Whole steps of ops that memory bounds, as a share of what memory gives: flowrt, and torch and JAX beside it.
 
 First what the machine streams: a copy (reads and writes) and a triad ``a = b + 3 c`` of arrays that together fill half
-a core's second cache, some of the third, and far more than all. Then each case of sides/bandwidth_cases.py:
+a core's second cache, some of the third, and far more than all. Then each case of sides/bandwidth/cases.py:
 microseconds of a compiled step, GB/s of the least that it must move, the share that is of the triad's where the arrays
 lie that it is given and answers, and how long the peers take. Least of many runs; the sides' answers are compared.
 
@@ -19,11 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent / "sides"))
-
 import machine as this_machine
 import numpy as np
-from bandwidth_cases import CASES, best
+from sides.bandwidth.cases import CASES, best
 
 HERE = Path(__file__).resolve().parent
 PEERS = Path.home() / ".cache" / "flowrt-peers"
@@ -66,9 +64,11 @@ def side(name: str, cases: list[str], threads: int, seconds: float) -> Found:
     python = Path(sys.executable) if name == "flowrt" else PEERS / name / "bin" / "python"
     if not python.exists():
         return {}
-    program = [python, HERE / "sides" / f"{name}_bandwidth.py", str(seconds), *cases]
+    program = [python, "-m", f"sides.bandwidth.{name}", str(seconds), *cases]
     surroundings = {**os.environ, "THREADS": str(threads)}
-    done = subprocess.run(program, capture_output=True, text=True, timeout=1200, check=False, env=surroundings)
+    done = subprocess.run(
+        program, capture_output=True, text=True, timeout=1200, check=False, env=surroundings, cwd=HERE
+    )
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr}")
     return {case: (taken, sums) for case, (taken, sums) in json.loads(done.stdout.splitlines()[-1]).items()}

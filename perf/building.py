@@ -31,7 +31,7 @@ import machine as this_machine
 import section
 from compare import home, versions
 
-SIDES = Path(__file__).parent / "sides"
+HERE = Path(__file__).parent
 SIZES = (1_000, 10_000, 100_000)
 LARGEST = {"chain": 100_000, "variables": 100_000}
 PARTS = ("built", "first", "step")
@@ -41,10 +41,10 @@ COLUMNS = "| graph | built | first step over (of so many rounds) | growth from a
 
 def measured(side: str, program: str, size: int, patience: float) -> dict[str, float] | None:
     """The seconds of one process; None where it takes too long, or the system ends it for its memory."""
-    command = [str(home(side)), str(SIDES / f"{side}_building.py"), program, str(size)]
+    command = [str(home(side)), "-m", f"sides.building.{side}", program, str(size)]
     environment = {**os.environ, "FLOWRT_BUILD": "never", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
     try:
-        done = subprocess.run(command, capture_output=True, timeout=patience, text=True, env=environment)
+        done = subprocess.run(command, cwd=HERE, capture_output=True, timeout=patience, text=True, env=environment)
     except subprocess.TimeoutExpired:
         return None
     if done.returncode == -signal.SIGKILL:

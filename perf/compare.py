@@ -48,7 +48,7 @@ class Case:
     target: float
     arguments: Sequence[str] = ()
     unit: str = "us"  # of a step; or "M/s": millions of units of work a second; "s": process start to first step
-    script: str = "side"  # of each peer's scripts, the one that has the workload
+    topic: str = "steps"  # of sides/, the one that has the workload
 
 
 def _dispatch(shape: str) -> Iterator[Case]:
@@ -151,7 +151,7 @@ CASES = (
         "Adam of 20 parameters of 1,000,000",
         {"torch": ["fused", "foreach"], "jax": [""]},
         1.0,
-        script="updates",
+        topic="updates",
     ),
     Case("many-rows", "many_rows", "50,000 embeddings of 128, bags of 32, sparse Adam", {"torch": [""]}, 1.0),
     Case(
@@ -185,7 +185,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
-            cwd=HERE / "sides",
+            cwd=HERE,
             env=environment(),
         )
 
@@ -290,7 +290,8 @@ def command(peer: str, variant: str, case: Case, threads: int, *more: str) -> li
     flags = ["--variant", variant] if variant else []
     return [
         str(home(peer)),
-        f"{peer}_{case.script}.py",
+        "-m",
+        f"sides.{case.topic}.{peer}",
         case.workload,
         *flags,
         "--threads",
@@ -362,7 +363,7 @@ def run_start(case: Case, threads: int, rounds: int) -> Result:
         for side in names:
             began = time.perf_counter()
             line = command(*side, case, threads, "--first-only")
-            done = subprocess.run(line, cwd=HERE / "sides", env=environment(), capture_output=True, text=True)
+            done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True)
             seconds = time.perf_counter() - began
             if done.returncode:
                 failed[measured[side].name] = (done.stderr.strip().splitlines() or ["failed"])[-1]

@@ -3,7 +3,7 @@
 Works as compare.py does: every side in a process of its own, interleaved, results checked against one another. PyTorch
 computes on images that are laid out channels last, as flowrt's, and as it lays them out by itself.
 
-    python perf/convolutions.py                     # every layer of sides/convolution_data.py
+    python perf/convolutions.py                     # every layer of sides/convolutions/data.py
     python perf/convolutions.py depthwise 3x3-first-forward --rounds 5 --peers torch
 """
 
@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent / "sides"))
 
 import machine as this_machine
 from compare import Case, Failed, Result, run_case, versions
-from convolution_data import named
+from sides.convolutions.data import named
 
 PEERS: dict[str, tuple[str, ...]] = {"torch": ("nhwc", "nchw"), "jax": ("",)}
 
@@ -49,7 +45,7 @@ def main() -> None:
         if a.names and not name.startswith(tuple(a.names)):
             continue
         peers = {peer: PEERS[peer] for peer in a.peers}
-        case = Case(name, name, f"{layer}, {direction}", dict(peers), 1.0, script="convolutions")
+        case = Case(name, name, f"{layer}, {direction}", dict(peers), 1.0, topic="convolutions")
         try:
             print(line(run_case(case, a.threads, a.rounds, a.seconds)), flush=True)
         except Failed as why:

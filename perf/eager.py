@@ -36,7 +36,7 @@ WHATS = {
     "large": "a [1024,1024] matrix and a vector",
 }
 PEERS = {"torch": ("",), "jax": ("",)}
-CASES = {name: Case(name, name, what, PEERS, 1.0, script="eager") for name, what in WHATS.items()}
+CASES = {name: Case(name, name, what, PEERS, 1.0, topic="eager") for name, what in WHATS.items()}
 
 
 if __name__ == "__main__":

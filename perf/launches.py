@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent / "sides"))
-
-import harness
 import machine as this_machine
 import numpy as np
-from flowrt_side import WORKLOADS
+from sides import harness
+from sides.steps.flowrt import WORKLOADS
 
 from flowrt.kernels.run import direct
 from flowrt.kernels.store.background import wait_compiled

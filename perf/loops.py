@@ -32,7 +32,7 @@ WHATS = {
     "large": ("scan of an LSTM cell by hand, 16 steps, batch 512, 512 to 512", BOTH),
     "large-back": ("the same and its gradients", BOTH),
 }
-CASES = {name: Case(name, name, what, dict(peers), 1.0, script="loops") for name, (what, peers) in WHATS.items()}
+CASES = {name: Case(name, name, what, dict(peers), 1.0, topic="loops") for name, (what, peers) in WHATS.items()}
 
 
 if __name__ == "__main__":

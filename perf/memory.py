@@ -20,11 +20,8 @@ from typing import Any
 
 import machine
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent / "sides"))
-
-import flowrt_side as side
-from harness import Settings, Side
+from sides.harness import Settings, Side
+from sides.steps import flowrt as side
 
 import flowrt as fr
 from flowrt.base.spec import spec_of

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 import machine as this_machine
 from compare import versions
 from several import Side, asked, memcpy_seconds, parser, remembering, run, show, spending, table
-from sides import null_data
+from sides.null_step import data as null_data
 
 SIDES = {
     "flowrt": ("flowrt", ""),

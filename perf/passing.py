@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from several import Side, memcpy_seconds, run, spending, table
-from sides import transport_data as data
+from sides.transport import data
 
 SIDES = {
     "flowrt": ("flowrt", ""),

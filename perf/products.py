@@ -98,10 +98,10 @@ class Side:
         python = python if python.exists() and name not in ("flowrt", "numpy") else Path(sys.executable)
         count = str(threads)
         surroundings = {**os.environ, "THREADS": count, "OPENBLAS_NUM_THREADS": count, "OMP_NUM_THREADS": count}
-        command = [str(python), str(HERE / "sides" / "products_side.py"), name]
+        command = [str(python), "-m", "sides.products", name]
         self.name, self.best, self.sum = name, math.inf, 0.0
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=surroundings
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=surroundings, cwd=HERE
         )
 
     def measure(self, case: str, seconds: float) -> float:

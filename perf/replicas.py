@@ -19,7 +19,7 @@ import tempfile
 import machine as this_machine
 from compare import versions
 from several import asked, parser, run, show, spending, table
-from sides import replicas_data
+from sides.replicas import data as replicas_data
 
 WAITING = {
     "flowrt": ("flowrt", ""),

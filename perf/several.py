@@ -68,10 +68,10 @@ class Side:
 
 
 def run(
-    script: str, workload: str, sides: Names, *arguments: str, rounds: int, seconds: float, threads: int = 1
+    topic: str, workload: str, sides: Names, *arguments: str, rounds: int, seconds: float, threads: int = 1
 ) -> tuple[list[Side], dict[str, str]]:
-    """Measure every side of sides/PEER_SCRIPT.py in turns; answers them, and why others were left out."""
-    case = Case(workload, workload, workload, {}, 1.0, arguments, script=script)
+    """Measure every side of sides/TOPIC in turns; answers them, and why others were left out."""
+    case = Case(workload, workload, workload, {}, 1.0, arguments, topic=topic)
     ready: list[Side] = []
     failed: dict[str, str] = {}
     running: list[Process] = []

@@ -16,7 +16,7 @@ from compare import Case
 PEERS: dict[str, tuple[str, ...]] = {"torch": ("fused", "foreach"), "jax": ("",)}
 SIZES = {"small": "200 of 64", "middling": "60 of 10,000", "large": "20 of 1,000,000"}
 CASES = {
-    f"{rule}-{size}": Case(f"{rule}-{size}", f"{rule}-{size}", text, dict(PEERS), 1.0, script="updates")
+    f"{rule}-{size}": Case(f"{rule}-{size}", f"{rule}-{size}", text, dict(PEERS), 1.0, topic="updates")
     for rule in ("sgd", "momentum", "adam")
     for size, text in SIZES.items()
 }

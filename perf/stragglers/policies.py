@@ -38,7 +38,7 @@ CHANGES = 12  # the step at which one dies, or has recovered
 TARGETS = {"dense": 0.45, "convolutional": 0.6}  # held-out losses
 LIMIT = 20.0  # seconds of training after which nothing is waited for any more
 STALE = ("BoundedStaleness", "Async", "LocalSteps")  # policies by which replicas go on with what they have
-SIDE = Path(__file__).resolve().parents[1] / "sides" / "torch_policies.py"
+PERF = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,12 @@ def beside(scene: Scene, model: str, options: argparse.Namespace) -> Mapping[str
             "limit": LIMIT,
         }
         ended = subprocess.run(
-            [python, SIDE, path, json.dumps(settings)], capture_output=True, text=True, timeout=120, check=False
+            [python, "-m", "sides.policies.torch", path, json.dumps(settings)],
+            cwd=PERF,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
     if ended.returncode:
         print(f"DistributedDataParallel failed: {ended.stderr[-400:]}", flush=True)

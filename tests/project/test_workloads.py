@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from places import ROOT
 
-SIDES = ROOT / "perf" / "sides"
+PERF = ROOT / "perf"
 FIRST = {
     "W1": [10001.0] * 5,
     "W2": [64.0] * 5,
@@ -33,12 +33,12 @@ FIRST = {
 }
 
 
-def run_side(script: str, workload: str, *more: str, said: str = "") -> str:
+def run_side(topic: str, workload: str, *more: str, said: str = "") -> str:
     """What a side prints that is told ``said``."""
-    line = [sys.executable, script, workload, *more]
-    paths = os.pathsep.join([str(SIDES.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    line = [sys.executable, "-m", f"sides.{topic}.flowrt", workload, *more]
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "FLOWRT_BUILD": "never"}
-    done = subprocess.run(line, cwd=SIDES, env=environment, input=said, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(line, cwd=PERF, env=environment, input=said, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -46,7 +46,7 @@ def run_side(script: str, workload: str, *more: str, said: str = "") -> str:
 @pytest.mark.timeout(300)  # with no kernel compiled yet
 @pytest.mark.parametrize("workload", FIRST)
 def test_a_workload_gives_what_the_peers_give(workload: str) -> None:
-    said = run_side("flowrt_side.py", workload, "--threads", "2", "--seconds", "0.01")
+    said = run_side("steps", workload, "--threads", "2", "--seconds", "0.01")
     found = re.search(r"first \[(.*)\]", said)
     assert found is not None, said
     np.testing.assert_allclose([float(n) for n in found.group(1).split(",")], FIRST[workload], rtol=1e-4)
@@ -54,11 +54,11 @@ def test_a_workload_gives_what_the_peers_give(workload: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("script", "workload"),
+    ("topic", "workload"),
     [("null_step", "scalar"), ("null_step", "rows-2.5MB"), ("transport", "pass-1KiB"), ("transport", "steps")],
 )
-def test_what_several_processes_come_to_is_right(script: str, workload: str) -> None:
-    said = run_side(f"flowrt_{script}.py", workload, "--workers", "2", said="measure 0.05\n")
+def test_what_several_processes_come_to_is_right(topic: str, workload: str) -> None:
+    said = run_side(topic, workload, "--workers", "2", said="measure 0.05\n")
     ready, measured, end = (json.loads(line) for line in said.splitlines())
     assert {"server", "worker 0", "client"} <= ready["roles"].keys()
     assert all(seconds > 0 for seconds in measured["seconds"])
