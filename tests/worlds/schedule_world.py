@@ -29,6 +29,7 @@ from flowrt.ledger import Ledger
 from flowrt.sched.drivers.inquiries import Look
 from flowrt.sched.drivers.messages import Allow, BeginReplica, BeginServer
 from flowrt.sched.host.memory import Memory
+from flowrt.sched.host.spares import Spares
 from flowrt.sched.policies import fixed_size, policy_to_data
 from flowrt.sched.runs.iterations import Iterations
 from flowrt.train.statistics import Tally
@@ -116,6 +117,7 @@ class SimHost:
         self.applied: list[frozenset[tuple[int, int]]] = []
         self.stale: list[tuple[int, ...]] = []  # of each update of a set, in replica order
         self.memory = Memory()
+        self.spares = Spares(self.memory)
         clock = asyncio.get_running_loop().time
         self.iterations = Iterations(self, self.post, world.lives, clock)  # type: ignore[arg-type]
 
