@@ -83,7 +83,8 @@ def resources_in(attrs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         if not bodies:
             return ()
         return tuple(dict.fromkeys(key for body in bodies for node in body.nodes for key in resources_in(node.attrs)))
-    return tuple((str(attrs.get("container", "")), str(each)) for each in (name, *slots))
+    first = str(attrs.get("container", "")), str(name)
+    return (first, *[(first[0], str(slot)) for slot in slots]) if slots else (first,)
 
 
 def spec_to_data(spec: Spec) -> dict[str, Any]:

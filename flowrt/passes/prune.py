@@ -85,10 +85,11 @@ def _cut_out(nodes: Sequence[Node], fed: Mapping[Tensor, Ref], feed_specs: Seque
         if node.op.name == "placeholder":
             raise FeedError(f"placeholder {node.name!r} ({node.site}) needs a value: feed {node.outputs[0].spec}")
         refs = tuple([fed.get(t) or (t.op.index, t.index) for t in node.inputs])
-        control = tuple(dict.fromkeys([n.index for n in node.control_inputs if not _replaced(n, fed)]))
+        awaited = [n.index for n in node.control_inputs if not _replaced(n, fed)] if node.control_inputs else ()
+        control = tuple(dict.fromkeys(awaited)) if awaited else ()
         specs = tuple([t.spec for t in node.outputs])
         made = StepNode(node.index, node.op, node.name, refs, specs, node.attrs, control, node.site)
-        if not changed.keys().isdisjoint(refs):
+        if changed and not changed.keys().isdisjoint(refs):
             again = infer(made, [changed.get(r, t.spec) for r, t in zip(refs, node.inputs, strict=True)])
             changed |= {(node.index, i): s for i, s in enumerate(again) if s != specs[i]}
             made = StepNode(node.index, node.op, node.name, refs, again, node.attrs, control, node.site)
