@@ -97,7 +97,7 @@ class _Memory:
         self._dying = _last_uses(ops, answers)
 
     def alias(self, applied: Applied) -> None:
-        """Its output is its first input; but an answer is a value of its own."""
+        """Its output, which is no answer, is its first input under another shape."""
         self._operands[applied.outputs[0]] = self._operands[applied.inputs[0]]
 
     def of(self, value: int, spec: Spec) -> int:
