@@ -115,16 +115,20 @@ def usual(value: Any) -> Any:
 
 def in_order(args: Sequence[Any]) -> list[Any] | None:
     """The arguments, with copies of those arrays that do not lie as kernels read them; None where all do."""
-    tidied = [ordered(value) if type(value) is np.ndarray else value for value in args]
-    return tidied if any(one is not other for one, other in zip(tidied, args, strict=True)) else None
+    found, tidied = False, list(args)
+    for number, value in enumerate(args):
+        if type(value) is np.ndarray:
+            tidied[number] = made = ordered(value)
+            found = found or made is not value
+    return tidied if found else None
 
 
 def ordered(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """``array`` in C order, aligned, in this machine's byte order; itself where it is."""
+    if not array.dtype.isnative:
+        return np.array(array, array.dtype.newbyteorder("=").str, order="C")
     flags = array.flags
-    if flags.c_contiguous and flags.aligned and array.dtype.isnative:
-        return array
-    return np.array(array, array.dtype.newbyteorder("=").str, order="C")
+    return array if flags.c_contiguous and flags.aligned else array.copy()
 
 
 def _each(role: int, values: Sequence[Any]) -> Hashable | None:
