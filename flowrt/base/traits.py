@@ -80,7 +80,7 @@ class VariableUpdate:
 class Elsewhere(Enum):
     """How another task than the one that has computed an output comes by it, where that is not by having it sent."""
 
-    AGAIN = "it is computed there once more, of its inputs"
+    AGAIN = "it is computed there once more, of its inputs, unless its attribute `again` says no"
     AS_FIRST = "as by its first input: where that is computed once more, so is it"
 
 

@@ -208,7 +208,7 @@ class _Cut:
             return False
         match traits_of(node.op.name).elsewhere:
             case Elsewhere.AGAIN:
-                return bool(node.attrs["again"])
+                return bool(node.attrs.get("again", True))
             case Elsewhere.AS_FIRST:
                 return self._is_computed_again(node.inputs[0])
         return False
