@@ -289,10 +289,10 @@ class WholeRegions:
 
     def _look(self, stretch: Sequence[PlacedKernel], words: Array) -> None:
         """What became of the launches that may fail."""
-        for launch, own in zip(stretch, words, strict=True):
+        for number, launch in enumerate(stretch):
             if launch.kernel.may_fail:
                 node = self._plan.nodes[launch.node]
-                check(own, node.op, node.where)
+                check(words[number], node.op, node.where)
 
     def _outputs(self, layout: RegionLayout, memory: _Memory, inputs: Sequence[Value]) -> list[Value]:
         """What leaves, as views, by which can be told whether somebody still looks at what is kept for the next run."""
