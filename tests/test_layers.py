@@ -119,7 +119,9 @@ ROOMS = [
 ]
 MOST_FILES = 20  # in a room
 WITH_ROOMS = ["base", "cluster", "kernels", "sched", "session"]
-GPUS = ["kernels/cuda", "kernels/cuda_copies", "kernels/cuda_driver", "kernels/cuda_fused", "kernels/simulator"]
+GPUS = [
+    f"kernels/{name}" for name in ("cuda", "cuda_copies", "cuda_driver", "cuda_functions", "cuda_fused", "simulator")
+]
 WITHOUT_A_COMPILER = ["kernels/store/loading", "kernels/store/surroundings"]  # where they cannot do their work without
 # module → the only places that may import it
 OWNERS = {

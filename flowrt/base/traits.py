@@ -223,3 +223,22 @@ def last_axes(op: str, rank: int, axis: Any) -> int:
         return 0
     axes = normal_axes(axis, rank)
     return len(axes) if axes and min(axes) == rank - len(axes) else 0
+
+
+def held_dtype(op: str, dtype: Any) -> np.dtype[Any]:
+    """The dtype that the reduction ``op`` holds what it makes of many entries in."""
+    reduction = reduction_of(op)
+    assert reduction is not None
+    return reduction.held(dtype)
+
+
+def reduces_rows(op: str) -> bool:
+    """Whether a member of an expression may make one of the entries of a row (`row_loops`) by ``op``."""
+    reduction = reduction_of(op)
+    return reduction is not None and reduction.in_rows
+
+
+def adds_up(op: str) -> bool:
+    """Whether ``op`` makes a sum or a mean of many entries."""
+    reduction = reduction_of(op)
+    return reduction is not None and reduction.adds

@@ -15,7 +15,7 @@ import numpy as np
 from numba import cuda
 
 from flowrt.base.errors import GraphError
-from flowrt.kernels.cuda import bound, place_of
+from flowrt.kernels.cuda_functions import bound, place_of
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.expression import Expression, Member

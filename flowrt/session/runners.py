@@ -58,7 +58,7 @@ def supports(op: str, dtypes: Sequence[Any], kind: str) -> bool:
 
 def fusible(op: str, dtypes: Sequence[Any], kind: str) -> bool:
     """Whether a device of ``kind`` computes ``op`` entry by entry, with functions that the helper process has too."""
-    from flowrt.kernels.language.expression import is_scalar_function
+    from flowrt.kernels.language.composing import is_scalar_function
 
     return kind in ("cpu", "cuda") and is_scalar_function(op, dtypes, kind)
 

@@ -14,7 +14,7 @@ from flowrt.base.errors import GraphError
 from flowrt.kernels.emit.abi import OPTIONS
 from flowrt.kernels.emit.compose import composed
 from flowrt.kernels.emit.entries import bind_helpers
-from flowrt.kernels.language.expression import express, narrowed
+from flowrt.kernels.language.composing import express, narrowed
 from flowrt.kernels.language.table import Narrow, elementwise
 from flowrt.kernels.ops.trigonometry import far_sin64, is_near, near_cos64, near_sin64
 from flowrt.kernels.store.fingerprint import fingerprint

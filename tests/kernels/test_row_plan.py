@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
 from flowrt.kernels.fusion.row_plan import Loop, RowPlan, plan_rows
-from flowrt.kernels.language.expression import Expression, express
+from flowrt.kernels.language.composing import express
+
+if TYPE_CHECKING:
+    from flowrt.kernels.language.expression import Expression
 
 F8 = "float64"
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,8 @@ import numpy as np
 
 from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.language.expression import Expression, express
+from flowrt.kernels.language.composing import express
+from flowrt.kernels.language.expression import Expression
 
 PlainMember: TypeAlias = "tuple[str, tuple[int, ...], str]"
 """An op, the numbers of the values it takes, and its result's dtype."""

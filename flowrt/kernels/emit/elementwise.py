@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from llvmlite import ir
 from numba import types
@@ -35,7 +35,10 @@ from flowrt.kernels.emit.abi import ENTRY, ONE, WORD, ZERO, operand_address, poi
 from flowrt.kernels.emit.compose import Composition, Independent, infer_types
 from flowrt.kernels.emit.folds import GROUP, Folding, add_groups, add_lanes, no_lanes
 from flowrt.kernels.emit.odometer import in_blocks, larger, outer_position, rows_between, smaller
-from flowrt.kernels.language.expression import Expression, narrowed
+from flowrt.kernels.language.composing import narrowed
+
+if TYPE_CHECKING:
+    from flowrt.kernels.language.expression import Expression
 
 BLOCK = 1024  # elements that are computed before their values are folded by loops behind, or looked at before
 SIDE_BY_SIDE, WHOLE = 4, 32  # vectors that are computed side by side, and elements that are whole ones everywhere

@@ -34,7 +34,7 @@ from flowrt.kernels.emit.folds import bind_folds
 from flowrt.kernels.emit.lowering import Lowered, bind, is_bound, linked_object
 from flowrt.kernels.emit.rows import row_loops
 from flowrt.kernels.emit.tile import implementation
-from flowrt.kernels.language.expression import one_function
+from flowrt.kernels.language.composing import one_function
 from flowrt.kernels.language.table import JITABLES, Form, Kernel
 from flowrt.kernels.tiles.micro import STUBS
 

@@ -13,7 +13,7 @@ from flowrt.kernels.emit.folds import GROUP, add_groups, add_lanes, no_lanes
 from flowrt.kernels.emit.squarecode import SQUARE_EMITTERS
 
 if TYPE_CHECKING:
-    from flowrt.kernels.emit.tile import _Code
+    from flowrt.kernels.emit.vectors import VectorCode
     from flowrt.kernels.tiles.micro import Stub
 
 LINE = 64  # bytes; what follows a row's first two lines, the machine asks for by itself
@@ -30,8 +30,8 @@ PARTS = (
 LONG = 128  # bytes from which on C's library moves a row
 
 
-def _asking(to_write: int) -> Callable[[_Code, Stub, Sequence[Any]], None]:
-    def ask(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _asking(to_write: int) -> Callable[[VectorCode, Stub, Sequence[Any]], None]:
+    def ask(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
         builder, (address, nbytes) = code.builder, words
         last = builder.sub(builder.add(address, nbytes), ir.Constant(_WORD, 1))
         second = builder.add(address, ir.Constant(_WORD, LINE))
@@ -41,23 +41,23 @@ def _asking(to_write: int) -> Callable[[_Code, Stub, Sequence[Any]], None]:
     return ask
 
 
-def _prefetch(code: _Code, address: Any, to_write: int) -> None:
+def _prefetch(code: VectorCode, address: Any, to_write: int) -> None:
     pointer = code.pointer(address, _BYTE)
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, _LANE, _LANE, _LANE])
     function = cgutils.get_or_insert_function(code.builder.module, kind, "llvm.prefetch.p0i8")
     code.builder.call(function, [pointer, *(ir.Constant(_LANE, word) for word in (to_write, 3, 1))])
 
 
-def _move_bytes(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _move_bytes(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     _copy(code, *words)
 
 
-def _copy(code: _Code, source: Any, target: Any, nbytes: Any) -> None:
+def _copy(code: VectorCode, source: Any, target: Any, nbytes: Any) -> None:
     pointers = [code.pointer(target, _BYTE), code.pointer(source, _BYTE)]
     cgutils.raw_memcpy(code.builder, *pointers, nbytes, 1)
 
 
-def _move_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _move_rows(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     source, down, target, below, nbytes, rows = words
 
     def move_all(move: Callable[[Any, Any], None]) -> None:
@@ -67,7 +67,7 @@ def _move_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
     _by_length(code, nbytes, move_all)
 
 
-def _gather_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _gather_rows(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     table, numbers, target, nbytes, count = words
     builder, kind = code.builder, ir.IntType(8 * stub.rows)
     first, last = code.pointer(numbers, kind), builder.sub(count, _ONE)
@@ -85,7 +85,7 @@ def _gather_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
     _by_length(code, nbytes, move_all)
 
 
-def _by_length(code: _Code, nbytes: Any, move_all: Callable[[Callable[[Any, Any], None]], None]) -> None:
+def _by_length(code: VectorCode, nbytes: Any, move_all: Callable[[Callable[[Any, Any], None]], None]) -> None:
     """Emit a loop for each class of lengths, given how a row of such is moved from one address to another."""
     builder = code.builder
 
@@ -100,7 +100,7 @@ def _by_length(code: _Code, nbytes: Any, move_all: Callable[[Callable[[Any, Any]
         move_all(lambda source, target: _copy(code, source, target, nbytes))
 
 
-def _move_parts(code: _Code, nbytes: Any, size: int, parts: int, source: Any, target: Any) -> None:
+def _move_parts(code: VectorCode, nbytes: Any, size: int, parts: int, source: Any, target: Any) -> None:
     """Half of the parts from the row's beginning on, the others up to its end; all are read before one is written."""
     builder = code.builder
     kind = ir.IntType(8 * size) if size <= 8 else ir.VectorType(_BYTE, size)
@@ -111,7 +111,7 @@ def _move_parts(code: _Code, nbytes: Any, size: int, parts: int, source: Any, ta
         builder.store(value, code.pointer(builder.add(target, offset), kind), align=1)
 
 
-def _add_row(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _add_row(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     """Groups of vectors, then single vectors, then entries."""
     builder, (a, count, total) = code.builder, words
     if not isinstance(code.element, ir.FloatType):
@@ -133,7 +133,7 @@ def _add_row(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
         builder.store(builder.fadd(builder.load(place), single), place)
 
 
-def _add_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _add_rows(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     """Columns in blocks of all vectors, then of one, then one by one."""
     columns, done = words[5], _ZERO
     for lanes, vectors in ((code.lanes, stub.vectors), (code.lanes, 1), (1, 1)):
@@ -144,7 +144,7 @@ def _add_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
         done = code.builder.add(done, code.builder.mul(blocks, each))
 
 
-def _add_block(code: _Code, index_bytes: int, words: Sequence[Any], column: Any, lanes: int, vectors: int) -> None:
+def _add_block(code: VectorCode, index_bytes: int, words: Sequence[Any], column: Any, lanes: int, vectors: int) -> None:
     a, step, rows, count, y, _, start = words
     builder = code.builder
     kind = ir.VectorType(code.element, lanes)
@@ -174,7 +174,7 @@ def _add_block(code: _Code, index_bytes: int, words: Sequence[Any], column: Any,
         builder.store(builder.load(total), at(target, v), align=code.size)
 
 
-def _add_to_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _add_to_rows(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     """Whole vectors of a row, then what is left of it entry by entry."""
     values, numbers, count, target, columns = words
     builder, kind = code.builder, ir.IntType(8 * stub.rows)

@@ -24,13 +24,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import numpy_support
 
+from flowrt.base.traits import held_dtype
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.emit.abi import ENTRY, ONE, WORD, ZERO, operand_address, pointer, word
 from flowrt.kernels.emit.compose import Composition, Independent, infer_types
 from flowrt.kernels.emit.folds import Folding
 from flowrt.kernels.emit.odometer import in_blocks, outer_position
 from flowrt.kernels.fusion.row_plan import Loop, RowPlan, narrow_totals, plan_rows
-from flowrt.kernels.language.folds import held_dtype
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.expression import Expression

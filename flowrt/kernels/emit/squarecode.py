@@ -9,13 +9,13 @@ from llvmlite import ir
 from numba.core import cgutils
 
 if TYPE_CHECKING:
-    from flowrt.kernels.emit.tile import _Code
+    from flowrt.kernels.emit.vectors import VectorCode
     from flowrt.kernels.tiles.micro import Stub
 
 _WORD = ir.IntType(64)
 
 
-def _turn_part(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _turn_part(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     source, across, read, target, below, written = words
     builder, lanes = code.builder, min(code.lanes, stub.rows)
     code = type(code)(builder, code.element, code.size, ir.VectorType(code.element, lanes))

@@ -8,8 +8,7 @@ LLVM splits vectors wider than the machine's, so every width compiles and comput
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from numba.extending import intrinsic
 
 from flowrt.kernels.emit.lowering import written_object
 from flowrt.kernels.emit.rowcode import ROW_EMITTERS
+from flowrt.kernels.emit.vectors import VectorCode
 from flowrt.kernels.tiles.micro import START_BIAS, START_STORED, Stub
 
 _WORD, _LANE = ir.IntType(64), ir.IntType(32)
@@ -36,7 +36,7 @@ def emit_tile(kind: str, rows: str, vectors: str, width: str, dtype: str, symbol
     def write(module: Any) -> None:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_WORD] * count), symbol)
         builder = ir.IRBuilder(function.append_basic_block())
-        emitter(_Code(builder, element, size, vector), stub, function.args)
+        emitter(VectorCode(builder, element, size, vector), stub, function.args)
         builder.ret_void()
 
     return written_object(write, symbol)
@@ -54,7 +54,7 @@ def implementation(stub: Stub) -> Any:
             element = context.get_value_type(like.dtype)
             size = context.get_abi_sizeof(element)
             vector = ir.VectorType(element, max(stub.width // size, 1))
-            emitter(_Code(builder, element, size, vector), stub, cgutils.unpack_tuple(builder, args[1], count))
+            emitter(VectorCode(builder, element, size, vector), stub, cgutils.unpack_tuple(builder, args[1], count))
             return context.get_dummy_value()
 
         return types.void(like, types.UniTuple(types.intp, count)), codegen
@@ -73,93 +73,7 @@ def _call(typing_context: Any, address: Any, words: Any) -> Any:
     return types.void(types.intp, types.UniTuple(types.intp, len(words))), codegen
 
 
-class _Code:
-    """Loads, stores and arithmetic on vectors of one dtype; addresses are in bytes, steps in elements."""
-
-    def __init__(self, builder: Any, element: Any, size: int, vector: Any) -> None:
-        self.builder, self.element, self.size, self.vector = builder, element, size, vector
-        self.lanes: int = vector.count
-
-    def pointer(self, address: Any, kind: Any = None) -> Any:
-        return self.builder.inttoptr(address, (kind or self.element).as_pointer())
-
-    def at(self, pointer: Any, *offsets: Any) -> Any:
-        for offset in offsets:
-            step = ir.Constant(_WORD, offset) if isinstance(offset, int) else offset
-            pointer = self.builder.gep(pointer, [step])
-        return pointer
-
-    def load(self, pointer: Any) -> Any:
-        place = self.builder.bitcast(pointer, self.vector.as_pointer())
-        return self.builder.load(place, align=self.size)
-
-    def store(self, value: Any, pointer: Any) -> None:
-        self.builder.store(value, self.builder.bitcast(pointer, self.vector.as_pointer()), align=self.size)
-
-    def broadcast(self, pointer: Any) -> Any:
-        value = self.builder.load(pointer)
-        undefined = ir.Constant(self.vector, ir.Undefined)
-        first = self.builder.insert_element(undefined, value, ir.Constant(_LANE, 0))
-        return self.builder.shuffle_vector(first, undefined, self._mask([0] * self.lanes))
-
-    def prefetch(self, pointer: Any) -> None:
-        """Have the line at ``pointer`` brought near while something else is computed."""
-        flag = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), flag, flag, flag])
-        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0i8")
-        place = self.builder.bitcast(pointer, ir.IntType(8).as_pointer())
-        self.builder.call(function, [place, *(ir.Constant(flag, n) for n in (0, 3, 1))])  # to read, all levels, data
-
-    def opaque(self, value: Any) -> Any:
-        """The integer, of which LLVM knows nothing: else it would keep a pointer for every place that adds it."""
-        kind = ir.FunctionType(_WORD, [_WORD])
-        return self.builder.asm(kind, "", "=r,0", [value], side_effect=False)
-
-    def shuffle(self, a: Any, b: Any, order: Sequence[int]) -> Any:
-        return self.builder.shuffle_vector(a, b, self._mask(order))
-
-    def _mask(self, order: Sequence[int]) -> Any:
-        return ir.Constant(ir.VectorType(_LANE, len(order)), list(order))
-
-    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        name = f"llvm.fmuladd.v{self.lanes}f{8 * self.size}"  # fused where the machine can
-        kind = ir.FunctionType(self.vector, [self.vector] * 3)
-        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), [a, b, c])
-
-    def not_negative(self, value: Any) -> Any:
-        """The value, or 0 where it is negative; NaN stays."""
-        zero = ir.Constant(self.vector, [0.0] * self.lanes)
-        return self.builder.select(self.builder.fcmp_ordered("<", value, zero), zero, value)
-
-    @contextmanager
-    def steps(self, count: Any, starts: Sequence[Any], steps: Sequence[Any]) -> Iterator[list[Any]]:
-        """A loop of ``count`` turns (none where it is not positive) with values that grow by a step each turn."""
-        builder = self.builder
-        before = builder.block
-        body, after = builder.append_basic_block("turn"), builder.append_basic_block("turned")
-        builder.cbranch(builder.icmp_signed(">", count, ir.Constant(_WORD, 0)), body, after)
-        builder.position_at_end(body)
-        values = [builder.phi(_WORD) for _ in (count, *starts)]
-        yield values[1:]
-        steps = [ir.Constant(_WORD, -1), *steps]
-        for value, start, step in zip(values, (count, *starts), steps, strict=True):
-            value.add_incoming(start, before)
-            value.add_incoming(builder.add(value, step), builder.block)
-        left = builder.add(values[0], ir.Constant(_WORD, -1))
-        turn = builder.cbranch(builder.icmp_signed(">", left, ir.Constant(_WORD, 0)), body, after)
-        turn.set_metadata("llvm.loop", _as_written(builder.module))
-        builder.position_at_end(after)
-
-
-def _as_written(module: Any) -> Any:
-    """A loop's metadata that keeps LLVM from unrolling it: the addresses of several turns overflow the registers."""
-    option = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
-    loop = module.add_metadata([option, option])
-    loop.operands = (loop, option)  # a loop's metadata begins with itself
-    return loop
-
-
-def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _tile(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     a, rows, b, taps, count, depth, a_step, b_step, c, places, start, bias, floor = words
     builder, lanes = code.builder, code.lanes
     a, b, c, bias = (code.pointer(address) for address in (a, b, c, bias))
@@ -210,7 +124,9 @@ def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
             code.store(builder.load(sums[0][r, v]), code.at(place, v * lanes))
 
 
-def _multiply(code: _Code, stub: Stub, here: Sequence[Any], right: Any, sums: Mapping[tuple[int, int], Any]) -> None:
+def _multiply(
+    code: VectorCode, stub: Stub, here: Sequence[Any], right: Any, sums: Mapping[tuple[int, int], Any]
+) -> None:
     """Add one term of each row's product with the vectors at ``right`` to the sums."""
     own = stub.kind != "tile"  # each column has a left operand of its own
 
@@ -235,7 +151,7 @@ def _multiply(code: _Code, stub: Stub, here: Sequence[Any], right: Any, sums: Ma
             add(r, v, shared or part(place, v), vectors[v])
 
 
-def _dots(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _dots(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     a, b, step, c, across, start, depth = words
     builder, zero = code.builder, ir.Constant(_WORD, 0)
     a, b, c = (code.pointer(address) for address in (a, b, c))
@@ -272,7 +188,7 @@ def _dots(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
         builder.store(builder.load(total), place)
 
 
-def _copy(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _copy(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     source, step, target, target_step, count = words
     zero = ir.Constant(_WORD, 0)
     source, target = code.pointer(source), code.pointer(target)
@@ -281,7 +197,7 @@ def _copy(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
             code.store(code.load(code.at(source, s, v * code.lanes)), code.at(target, t, v * code.lanes))
 
 
-def _transpose(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _transpose(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     source, step, target, target_step = words
     source, target = code.pointer(source), code.pointer(target)
     rows = [code.load(code.at(source, code.builder.mul(step, ir.Constant(_WORD, i)))) for i in range(code.lanes)]
@@ -299,7 +215,7 @@ def _transpose(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
         code.store(value, code.at(target, code.builder.mul(target_step, ir.Constant(_WORD, i))))
 
 
-def _clear(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _clear(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     builder, byte, flag = code.builder, ir.IntType(8), ir.IntType(1)
     kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), byte, _WORD, flag])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.memset.p0i8.i64")
@@ -307,7 +223,7 @@ def _clear(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
     builder.call(function, [code.pointer(words[0], byte), ir.Constant(byte, 0), nbytes, ir.Constant(flag, 0)])
 
 
-def _move(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _move(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     source, step, across, target, target_step, rows, columns = words
     zero, one = ir.Constant(_WORD, 0), ir.Constant(_WORD, 1)
     source, target = code.pointer(source), code.pointer(target)
@@ -317,7 +233,7 @@ def _move(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
             code.builder.store(code.builder.load(code.at(from_row, i)), code.at(to_row, j))
 
 
-def _move_listed(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _move_listed(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     source, places, target, others, rows, columns = words
     zero, one = ir.Constant(_WORD, 0), ir.Constant(_WORD, 1)
     source, target = code.pointer(source), code.pointer(target)
@@ -329,7 +245,7 @@ def _move_listed(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
             code.builder.store(code.builder.load(code.at(from_row, j)), code.at(to_row, j))
 
 
-def _spread(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _spread(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     source, step, target, target_step, count, across, target_across, parts, vectors = words
     zero, lanes = ir.Constant(_WORD, 0), ir.Constant(_WORD, code.lanes)
     source, target = code.pointer(source), code.pointer(target)
@@ -341,7 +257,7 @@ def _spread(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
                 code.store(code.load(code.at(here, k)), code.at(there, k))
 
 
-def _put(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+def _put(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     source, target, across, count, bias, floor = words
     builder, zero = code.builder, ir.Constant(_WORD, 0)
     more, nothing = cgutils.alloca_once(builder, code.element), ir.Constant(code.element, 0.0)

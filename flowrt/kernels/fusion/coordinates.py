@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.spec import Spec
-from flowrt.base.traits import RowForm, RowSpace, last_axes, reduction_of
+from flowrt.base.traits import RowForm, RowSpace, last_axes, reduces_rows, reduction_of
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.fusion.program import Member, axes_of, is_fold, specs_of
 from flowrt.kernels.fusion.rowwise import Key, Reading, folds_read_again, row_space
-from flowrt.kernels.language.folds import reduces_rows
 from flowrt.kernels.language.table import View
 from flowrt.kernels.launch import Application, apply_kernel, copy_step
 

@@ -15,7 +15,7 @@ import numpy as np
 from flowrt.base.spec import Spec, index_steps, normal_axes
 from flowrt.base.traits import Arranged, reduction_of, traits_of
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.language.expression import express
+from flowrt.kernels.language.composing import express
 from flowrt.kernels.language.table import Form, Kernel, View, broadcast
 from flowrt.kernels.ops.shape import part
 

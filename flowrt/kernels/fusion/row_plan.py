@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.traits import adds_up
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.language.folds import adds_up
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.expression import Expression

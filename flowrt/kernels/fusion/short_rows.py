@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from flowrt.base.traits import held_dtype
 from flowrt.kernels.fusion.program import CACHED
-from flowrt.kernels.language.folds import held_dtype
 from flowrt.kernels.language.table import View, is_costly
 from flowrt.kernels.tiles.copies import merged
 

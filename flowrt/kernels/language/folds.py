@@ -11,28 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.base.traits import reduction_of
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import jitable
-
-
-def held_dtype(op: str, dtype: Any) -> np.dtype[Any]:
-    """The dtype that the reduction ``op`` holds what it makes of many entries in."""
-    reduction = reduction_of(op)
-    assert reduction is not None
-    return reduction.held(dtype)
-
-
-def reduces_rows(op: str) -> bool:
-    """Whether a member of an expression may make one of the entries of a row (`row_loops`) by ``op``."""
-    reduction = reduction_of(op)
-    return reduction is not None and reduction.in_rows
-
-
-def adds_up(op: str) -> bool:
-    """Whether ``op`` makes a sum or a mean of many entries."""
-    reduction = reduction_of(op)
-    return reduction is not None and reduction.adds
 
 
 def add_loosely(x: Any, y: Any) -> Any:

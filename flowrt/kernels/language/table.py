@@ -22,6 +22,7 @@ import numpy as np
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
+from flowrt.kernels.language.costs import CHEAP, COSTLY
 from flowrt.kernels.language.own import attribute_words, check_written
 from flowrt.kernels.store.fingerprint import raises
 
@@ -147,9 +148,6 @@ class Form(Enum):
     PROGRAM = "program"  # its function answers the application, made of other kernels
     FOLD = "fold"  # two elements to combine; the entry combines any number of vectors, one after another
 
-
-CHEAP, SLOW, COSTLY = 1, 4, 16
-"""What one entry costs, in additions or reads: an instruction or two; a division or a root; a long chain of them."""
 
 Flops: TypeAlias = Callable[[Sequence[Spec]], float]
 """Of the concrete specs of an op's operands (inputs, then outputs) a number: of operations, or of bytes."""

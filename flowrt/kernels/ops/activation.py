@@ -8,7 +8,8 @@ from typing import Any
 from flowrt.kernels.elementary.exponential import ZERO
 from flowrt.kernels.elementary.gelu import WIDE_DENSITY, gelu32, gelu64, gelu_slope32, gelu_slope64
 from flowrt.kernels.elementary.logarithm import log_of_one_more32, log_of_one_more64
-from flowrt.kernels.language.table import COSTLY, double, elementwise, jitable, single
+from flowrt.kernels.language.costs import COSTLY
+from flowrt.kernels.language.table import double, elementwise, jitable, single
 
 FAR, ROOT_HALF = 40.0, math.sqrt(0.5)  # so far from 0 no probability is left
 

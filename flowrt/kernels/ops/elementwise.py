@@ -24,9 +24,8 @@ from flowrt.kernels.elementary.quotient import (
     near_remainder32,
     near_remainder64,
 )
+from flowrt.kernels.language.costs import COSTLY, SLOW
 from flowrt.kernels.language.table import (
-    COSTLY,
-    SLOW,
     Attrs,
     Call,
     Form,

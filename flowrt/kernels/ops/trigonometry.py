@@ -24,7 +24,8 @@ import numpy as np
 
 from flowrt.kernels.elementary.exponential import WIDE_LOG2_E, WIDE_ROUNDER, ZERO, cosh64, signed_as, sinh64
 from flowrt.kernels.elementary.logarithm import exp2_wide
-from flowrt.kernels.language.table import COSTLY, SLOW, Narrow, double, elementwise, floating, jitable, single
+from flowrt.kernels.language.costs import COSTLY, SLOW
+from flowrt.kernels.language.table import Narrow, double, elementwise, floating, jitable, single
 
 # 320 bits behind the point of 2/pi: enough for the largest exponent, 127 of them being whole turns
 TWO_OVER_PI = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163ABDEBBC561B7246E3A424DD2E0

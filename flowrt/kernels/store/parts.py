@@ -20,6 +20,8 @@ MAKERS = (
     "flowrt.kernels.emit.abi",
     "flowrt.kernels.emit.compose",
     "flowrt.kernels.language.expression",
+    "flowrt.kernels.language.composing",
+    "flowrt.kernels.language.costs",
     "flowrt.kernels.emit.lowering",
     "flowrt.kernels.emit.roundings",
     "flowrt.kernels.emit.processor",

@@ -77,7 +77,7 @@ def tile_part(tile: Tile) -> Part:
     return Part("_".join(("tile", *arguments)), "flowrt.kernels.emit.tile", "emit_tile", arguments, TILE_MAKERS)
 
 
-TILE_MAKERS = ("flowrt.kernels.tiles.micro", "flowrt.kernels.emit.rowcode")
+TILE_MAKERS = ("flowrt.kernels.tiles.micro", "flowrt.kernels.emit.rowcode", "flowrt.kernels.emit.vectors")
 
 
 class Tiles(NamedTuple):
@@ -149,7 +149,7 @@ class Stub:
 
 
 STUBS: dict[Callable[..., None], Stub] = {}
-_REVISION = revision("flowrt.kernels.emit.tile")
+_REVISION = revision("flowrt.kernels.emit.tile") + revision("flowrt.kernels.emit.vectors")
 
 
 def stub(kind: str, rows: int, vectors: int, width: int, edition: str) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ AHEAD = 12
 WIDTH = 32
 """Bytes of the vectors that rows are added up in; LLVM splits those that are too wide."""
 
-_REVISION = revision("flowrt.kernels.emit.rowcode")
+_REVISION = revision("flowrt.kernels.emit.rowcode") + revision("flowrt.kernels.emit.vectors")
 
 
 def _row_stub(kind: str, rows: int = 1, vectors: int = 1, width: int = WIDTH) -> Callable[..., Any]:

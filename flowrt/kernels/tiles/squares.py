@@ -18,7 +18,7 @@ from flowrt.kernels.tiles import micro
 
 LANES = 8  # of a square at most: larger ones would be mostly empty
 _WIDTH = micro.native().width
-_REVISION = revision("flowrt.kernels.emit.squarecode")
+_REVISION = revision("flowrt.kernels.emit.squarecode") + revision("flowrt.kernels.emit.vectors")
 
 turn_part = micro.stub("turn_part", LANES, 1, _WIDTH, _REVISION)
 """``turn_part(like, (source, across, read, target, below, written))`` turns a square of one vector's lanes around.

@@ -24,7 +24,7 @@ from flowrt.kernels.composite.turn import (
     make_lanes,
     make_turn,
 )
-from flowrt.kernels.language.expression import is_scalar_function
+from flowrt.kernels.language.composing import is_scalar_function
 from flowrt.kernels.language.table import broadcast, find_kernel, is_costly
 
 if TYPE_CHECKING:

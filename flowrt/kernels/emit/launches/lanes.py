@@ -17,7 +17,7 @@ from numba.core import cgutils
 from flowrt.kernels.composite.turn import LEAST_LANES, Lanes
 from flowrt.kernels.emit.abi import WORD
 from flowrt.kernels.emit.compose import Composition, Independent, infer_types
-from flowrt.kernels.language.expression import narrowed
+from flowrt.kernels.language.composing import narrowed
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 from flowrt.kernels.elementary.exponential import ZERO, exp64
 from flowrt.kernels.elementary.logarithm import log1p64, log_of_one_and_less32
-from flowrt.kernels.language.table import COSTLY, double, elementwise, jitable, single
+from flowrt.kernels.language.costs import COSTLY
+from flowrt.kernels.language.table import double, elementwise, jitable, single
 
 
 @jitable

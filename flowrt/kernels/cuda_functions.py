@@ -1,0 +1,60 @@
+"""Functions as a CUDA device has them: with its own helpers, and without what only Python would raise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from types import CellType, FunctionType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numba import config, cuda
+
+from flowrt.kernels.language.table import JITABLES
+from flowrt.kernels.language.twin import SIMULATED
+from flowrt.kernels.simulator import mend_simulator
+
+if SIMULATED:
+    mend_simulator()
+else:
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small tensors have few threads, and that is no one's fault
+    config.CUDA_ARRAY_INTERFACE_SYNC = 0  # all is on one stream; or every launch would wait for those before it
+
+# What Python would raise for, a device answers with inf and NaN; the simulator must, too.
+_AS_A_DEVICE = {
+    "math": SimpleNamespace(**{name: getattr(np, name, python) for name, python in vars(math).items()}),
+    "float": np.float64,
+    "fmod": np.fmod,
+}
+
+
+def bound(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with ``cuda`` for the twins' placeholder and its helpers compiled for the device."""
+    here = {"cuda": cuda, "fmod": math.fmod, **(_AS_A_DEVICE if SIMULATED else {})}
+    used = {n: _on_device(function.__globals__[n]) for n in function.__code__.co_names if n in function.__globals__}
+    names = {**function.__globals__, **used, **here}
+    cells = tuple(CellType(_on_device(cell.cell_contents)) for cell in function.__closure__ or ())
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
+
+
+def _on_device(value: Any) -> Any:
+    return _helper(value) if isinstance(value, FunctionType) and value in JITABLES else value
+
+
+@cache
+def _helper(function: Callable[..., Any]) -> Any:
+    return cuda.jit(device=True)(bound(function))
+
+
+@cuda.jit(device=True)
+def place_of(block: Any, index: Any, operand: Any, operands: Any, size: Any) -> Any:
+    """Where the ``index``-th element of a step lies in an operand whose entries have ``size`` bytes."""
+    head = 2 * operands
+    inner = block[head]
+    at = block[2 * operand + 1] // size + (index % inner) * block[head + 3 + operand]
+    left, entry = index // inner, head + 3 + operands
+    for _ in range(block[head + 1]):
+        at += (left % block[entry]) * block[entry + 1 + operand]
+        left, entry = left // block[entry], entry + operands + 1
+    return at
