@@ -338,8 +338,8 @@ class Graph:
         counted = self._counted
         return bool(counted) and any(scope in counted for scope in (name, *scopes_of(name)))
 
-    def turns(self) -> list[Tensor]:
-        """The numbers of the turns of the loops around what is built here, outermost first."""
+    def iterations(self) -> list[Tensor]:
+        """The numbers of the iterations of the loops around what is built here, outermost first."""
         return []
 
     def add_resource(self, resource: Resource) -> None:

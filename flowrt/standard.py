@@ -36,7 +36,7 @@ from flowrt.session.initial import initial_waves
 from flowrt.session.runners import fusible, supports
 
 if TYPE_CHECKING:
-    from flowrt.kernels.store.parts import Part
+    from flowrt.kernels.store.parts import RuntimeObject
 
 F32, F64, I32, I64, BOOL = "float32", "float64", "int32", "int64", "bool"
 CASTS = ((I32, F32), (I64, F32), (BOOL, F32), (F32, I32), (F32, I64), (F32, F64), (F64, F32), (I64, I32), (I32, I64))
@@ -52,7 +52,7 @@ def standard_variants() -> Iterator[Variant]:
             yield variant
 
 
-def standard_tiles() -> Iterator[Part]:
+def standard_tiles() -> Iterator[RuntimeObject]:
     """The register tiles of products and convolutions, each once."""
     geometry = native()
     for dtype in (F32, F64):

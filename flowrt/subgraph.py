@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Subgraph(Graph):
     """The graph of a body: a part of ``outer`` that an op of it holds. What it uses of the graphs around it becomes
     one of its inputs: ``captured`` holds them, by the tensor of ``outer``. ``awaited`` are nodes of ``outer`` that
-    something inside waits for. ``turn`` is the input that says which turn it is, where it is that of a loop. It holds
-    no variables or queues of its own.
+    something inside waits for. ``iteration`` is the input that says which turn it is, where it is that of a loop. It
+    holds no variables or queues of its own.
     """
 
     def __init__(self, outer: Graph) -> None:
@@ -27,7 +27,7 @@ class Subgraph(Graph):
         self.device = current_scope().device
         self.captured: dict[Tensor, Tensor] = {}
         self.awaited: dict[Node, None] = {}
-        self.turn: Tensor | None = None
+        self.iteration: Tensor | None = None
 
     def lies_in(self, other: Any) -> bool:
         """Whether ``other`` is a graph around this one."""
@@ -42,10 +42,10 @@ class Subgraph(Graph):
             self.captured[outside] = self.input(outside.spec, outside.op.name)
         return self.captured[outside]
 
-    def turns(self) -> list[Tensor]:
-        """As `Graph.turns`; those of loops around this graph are captured."""
-        around = [self.adopt(turn) for turn in self.outer.turns()]
-        return around if self.turn is None else [*around, self.turn]
+    def iterations(self) -> list[Tensor]:
+        """As `Graph.iterations`; those of loops around this graph are captured."""
+        around = [self.adopt(iteration) for iteration in self.outer.iterations()]
+        return around if self.iteration is None else [*around, self.iteration]
 
     def input(self, spec: Spec, name: str = "input") -> Tensor:
         """A new input. Unlike a placeholder it may come with a known value."""

@@ -103,7 +103,7 @@ class _Making:
         self.wide += [n for n, shape in enumerate(self.shapes) if shape == self.shapes[0]]
         self._grow(int(self.rng.integers(1, 6)))
         if kind == "rows":
-            self._fold_rows()
+            self._reduce_rows()
         self._grow(int(self.rng.integers(1, 5)))
         self._end(kind)
         dtype = "float32" if self.rng.random() < 0.9 else "float64"
@@ -141,20 +141,20 @@ class _Making:
                 other = int(self.rng.choice([*range(len(self.shapes)), *self.wide]))
                 self._put(Line(str(self.rng.choice(list(BINARY))), (before, other)), wide=True)
 
-    def _fold_rows(self) -> None:
+    def _reduce_rows(self) -> None:
         rank = len(self.shapes[0])
         axes = tuple(range(int(self.rng.integers(1, rank)), rank))
         for _ in range(self.rng.integers(1, 3)):
-            fold = self._put(Line(str(self.rng.choice(FOLDS)), (self.wide[-1],), axes, True), wide=False)
+            reduction = self._put(Line(str(self.rng.choice(FOLDS)), (self.wide[-1],), axes, True), wide=False)
             op = str(self.rng.choice(["subtract", "divide", "maximum", "add"]))
-            self._put(Line(op, (self.wide[-1], fold)), wide=True)
+            self._put(Line(op, (self.wide[-1], reduction)), wide=True)
             self._grow(int(self.rng.integers(0, 3)))
 
     def _end(self, kind: str) -> None:
-        folded = kind == "fold" or (kind == "rows" and self.rng.random() < 0.4)
-        if not folded or self.rng.random() < 0.3:
+        reduced = kind == "fold" or (kind == "rows" and self.rng.random() < 0.4)
+        if not reduced or self.rng.random() < 0.3:
             self.results.append(self.wide[-1])
-        for _ in range(int(self.rng.integers(1, 3)) if folded else 0):
+        for _ in range(int(self.rng.integers(1, 3)) if reduced else 0):
             axes = tuple(n for n in range(len(self.shapes[0])) if self.rng.random() < 0.6)
             self.results.append(
                 self._put(Line(str(self.rng.choice(FOLDS)), (self.wide[-1],), axes or (0,)), wide=False)

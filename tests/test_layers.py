@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+import io
+import re
+import tokenize
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 
 import pytest
@@ -302,6 +305,66 @@ def test_a_room_has_a_law_and_few_files(folder: str) -> None:
     assert "\nLaw: " in (ast.get_docstring(parsed(f"{folder}/__init__")) or ""), f"{folder} says no law"
     files = [path.name for path in (PACKAGE / folder).glob("*.py")]
     assert len(files) <= MOST_FILES, f"{folder} has {len(files)} files"
+
+
+def circles(edges: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """The sets of nodes from each of which one comes to all others of its set, by Tarjan's algorithm."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = lowest[node] = len(number)
+        path.append(node)
+        for other in edges[node]:
+            if other not in number:
+                visit(other)
+            if other in path:
+                lowest[node] = min(lowest[node], lowest[other])
+        if lowest[node] == number[node]:
+            start = path.index(node)
+            found.append(sorted(path[start:]))
+            del path[start:]
+
+    for node in edges:
+        if node not in number:
+            visit(node)
+    return [each for each in found if len(each) > 1]
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Not for types either: what two files must know of each other is a third one's."""
+    packages = {module.removesuffix("/__init__") for module in MODULES if module.endswith("/__init__")}
+    named = {module: {f"{m}/__init__" if m in packages else m for m in used(module)} for module in MODULES}
+    assert circles({module: (found - {module}) & KNOWN for module, found in named.items()}) == []
+
+
+def test_no_two_classes_bear_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.walk(parsed(module)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "rooms"),
+    [
+        ("fold", ["kernels", "passes", "sched"]),  # reduction
+        ("turn", ["graph", "subgraph", "ops", "kernels/composite", "sched/loops"]),  # iteration, transpose
+    ],
+)
+def test_identifiers_have_the_dictionarys_words(word: str, rooms: list[str]) -> None:
+    """See CONTRIBUTING's table. Constants are folded: that is the field's own word."""
+    wrong = re.compile(rf"(?:^|_){word}(?:s|ed|ing)?(?:_|$)", re.IGNORECASE)
+    for module in [module for module in MODULES if within(module, rooms) and module != "passes/__init__"]:
+        text = PACKAGE.joinpath(f"{module}.py").read_text()
+        names = {
+            word.string for word in tokenize.generate_tokens(io.StringIO(text).readline) if word.type == tokenize.NAME
+        }
+        assert not {name for name in names - {"fold_constants"} if wrong.search(name)}, module
 
 
 @pytest.mark.parametrize("module", MODULES)

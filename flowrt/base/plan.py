@@ -266,9 +266,9 @@ def _node_from_data(data: Any, body: Callable[[Any], Plan]) -> PlanNode:
 
 def _check_order(feeds: Sequence[PlanFeed], nodes: Sequence[PlanNode], fetches: Sequence[int]) -> None:
     starts = _starts(feeds, nodes)
-    turns = _next_turns(nodes, starts)
+    iterations = _next_iterations(nodes, starts)
     for position, node in enumerate(nodes):
-        inputs = [v for v in node.inputs if v not in turns] if node.op == "merge" else node.inputs
+        inputs = [v for v in node.inputs if v not in iterations] if node.op == "merge" else node.inputs
         _check_range(node.where(), inputs, starts[position])
         _check_range(node.where(), node.control, position)
     _check_range("fetches", fetches, starts[-1])
@@ -279,8 +279,8 @@ def _starts(feeds: Sequence[PlanFeed], nodes: Iterable[PlanNode]) -> list[int]:
     return list(accumulate((len(node.outputs) for node in nodes), initial=len(feeds)))
 
 
-def _next_turns(nodes: Sequence[PlanNode], starts: Sequence[int]) -> frozenset[int]:
-    """What a merge may refer to although it comes later: it is of the turn before."""
+def _next_iterations(nodes: Sequence[PlanNode], starts: Sequence[int]) -> frozenset[int]:
+    """What a merge may refer to although it comes later: it is of the iteration before."""
     return frozenset(start for start, node in zip(starts, nodes, strict=False) if node.op == "next_iteration")
 
 

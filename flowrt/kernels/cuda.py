@@ -19,7 +19,7 @@ from flowrt.base.spec import Spec
 from flowrt.kernels.cuda_functions import bound, place_of
 from flowrt.kernels.language.table import Form, View
 from flowrt.kernels.language.twin import SIMULATED, THREADS
-from flowrt.kernels.launch import RUN_WORDS, Operand, Step, apply_kernel, check
+from flowrt.kernels.launch import RUN_WORDS, LaunchStep, Operand, apply_kernel, check
 
 BLOCKS = 2 if SIMULATED else 4096  # at most; twins and the scalar entries loop over what is left
 
@@ -74,7 +74,7 @@ class PreparedSteps:
         application = apply_kernel(op, inputs, outputs, attrs, "cuda")
         self.scratch = (*application.scratch, *application.local)
         self._specs = (*inputs, *outputs, *self.scratch)
-        steps = [step for step in application.steps if isinstance(step, Step)]
+        steps = [step for step in application.steps if isinstance(step, LaunchStep)]
         assert len(steps) == len(application.steps), "loops and branches are the host's"
         self.takes_run = any(step.kernel.takes_run for step in steps)
         self.may_fail = any(step.kernel.may_fail for step in steps)
@@ -113,7 +113,7 @@ def _in_tuples(operands: Sequence[Any], inputs: int) -> tuple[Any, Any]:
     return tuple(arrays[:inputs]), tuple(arrays[inputs:])
 
 
-def entry_of(step: Step) -> Any:
+def entry_of(step: LaunchStep) -> Any:
     """What a step launches."""
     if step.kernel.expression is not None:
         from flowrt.kernels.cuda_fused import fused_entry
@@ -124,7 +124,7 @@ def entry_of(step: Step) -> Any:
     return array_entry(step.kernel.function)
 
 
-def _prepared(step: Step, places: Sequence[Operand]) -> tuple[int, Any]:
+def _prepared(step: LaunchStep, places: Sequence[Operand]) -> tuple[int, Any]:
     """How much work a step has, and what a scalar expression reads its operands' strides from."""
     if step.kernel.form is Form.SCALARS:
         return step.call.views[-1].size, to_device(step.block(places))

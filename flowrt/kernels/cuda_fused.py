@@ -25,7 +25,7 @@ Device = Callable[..., Any]
 
 @cache
 def fused_entry(expression: Expression) -> Any:
-    """A launcher of an expression that folds nothing, along any strides.
+    """A launcher of an expression that reduces nothing, along any strides.
 
     It is given a step's block, how many entries there are, and two tuples: of inputs, and of results.
     """

@@ -17,7 +17,7 @@ from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.own import raised_in
-from flowrt.kernels.language.table import KERNELS, Call, Form, Kernel, View, Word, require_kernel
+from flowrt.kernels.language.table import KERNELS, Call, Form, RegisteredKernel, View, Word, require_kernel
 from flowrt.kernels.language.variants import Variant, entry_address, is_compiled
 from flowrt.kernels.tiles.copies import COPY_OP as COPY_OP
 from flowrt.kernels.tiles.copies import Copy, merged, plan_box, plan_copy
@@ -68,7 +68,7 @@ class Operand:
 
 
 class Launchable(Protocol):
-    """One entry to call: a kernel's (`Step`), or that of several such as one (`composite/`).
+    """One entry to call: a kernel's (`LaunchStep`), or that of several such as one (`composite/`).
 
     The first ``reads`` of its ``operands``, numbers into the application's, are only read, the others written.
     """
@@ -114,10 +114,10 @@ class Composite:
 
 
 @valueclass
-class Step:
+class LaunchStep:
     """A kernel on operands, and everything that its entry's block needs but places."""
 
-    kernel: Kernel
+    kernel: RegisteredKernel
     operands: tuple[int, ...]
     dtypes: tuple[np.dtype[Any], ...]
     call: Call
@@ -125,7 +125,7 @@ class Step:
 
     @property
     def units(self) -> int:
-        if self.kernel.form is Form.ROWS or (self.kernel.expression is not None and self.kernel.expression.folds):
+        if self.kernel.form is Form.ROWS or (self.kernel.expression is not None and self.kernel.expression.reductions):
             return self.call.units
         if self.kernel.form is not Form.ARRAYS:
             return self.call.views[-1].size
@@ -140,7 +140,7 @@ class Step:
         places = [i for i, number in enumerate(self.operands) if number == operand]
         if not places:
             return True
-        if form is Form.FOLD:
+        if form is Form.REDUCE:
             return places == [0]  # it begins with the first input, and adds the others one after another
         target = views[self.operands.index(output)]
         return form in (Form.SCALARS, Form.ROWS) and all(views[i].same_elements(target) for i in places)
@@ -158,7 +158,7 @@ class Step:
         dtypes = tuple(self.dtypes[n] for n in self._order())
         if self.kernel.takes_tiles:
             dtypes = tuple(_SEEN_AS_BYTES if dtype.kind == "f" else dtype for dtype in dtypes)
-        if self.kernel.form is Form.FOLD:  # one entry for any number of inputs
+        if self.kernel.form is Form.REDUCE:  # one entry for any number of inputs
             dtypes = dtypes[:1]
         return Variant(self.kernel, dtypes, self._ranks(), words)
 
@@ -181,7 +181,7 @@ class Step:
         return entry_address(self.variant())
 
     def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
-        if self.kernel.form is Form.FOLD:
+        if self.kernel.form is Form.REDUCE:
             *inputs, output = (places[number] for number in self.operands)
             words = [(place.slot, place.offset) for place in (output, *inputs)]
             return np.array([len(inputs), self.call.views[0].size, *(w for pair in words for w in pair)], np.int64)
@@ -274,7 +274,7 @@ def apply_kernel(
     dtypes = tuple(s.dtype for s in (*inputs, *outputs, *scratch, *local))
     numbers = list(range(len(dtypes) - len(local)))
     views = list(call.views)
-    steps: list[Step] = []
+    steps: list[LaunchStep] = []
     for i in range(len(inputs)):
         if kernel.form is Form.ARRAYS and not views[i].contiguous:
             dense = View.dense(views[i].shape)
@@ -284,16 +284,16 @@ def apply_kernel(
             views[i] = dense.reshape(call.copied[i]) if call.copied else dense
     first = len(inputs) + len(outputs) + len(scratch)
     numbers += range(first, first + len(local))
-    steps.append(Step(kernel, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
+    steps.append(LaunchStep(kernel, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
     for following in kernel.then:
         call = following.layout(inputs, outputs, attrs)
         views[len(inputs) :] = call.views[len(inputs) :]
-        steps.append(Step(following, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
+        steps.append(LaunchStep(following, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
     needed = [step for step in steps if step.units] or steps[-1:]  # some steps only some shapes need
     return Application(tuple(needed), tuple(scratch), local)
 
 
-def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) -> list[Step]:
+def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) -> list[LaunchStep]:
     target, dtype, steps = len(inputs), output.dtype, []
     if call.words:
         word = call.words[0]
@@ -304,7 +304,7 @@ def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) 
             if box is not None:
                 return [_planned(box, 0, target, device)]
         fill = require_kernel(FILL_OP, device, [dtype])
-        steps.append(Step(fill, (target,), (dtype,), Call((View.dense((output.size,)),), value, output.size), 0))
+        steps.append(LaunchStep(fill, (target,), (dtype,), Call((View.dense((output.size,)),), value, output.size), 0))
     for i in range(len(call.views) // 2):
         source, window = call.views[2 * i], call.views[2 * i + 1]
         if source.size:
@@ -312,14 +312,14 @@ def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) 
     return steps
 
 
-def copy_step(source: int, target: int, dtype: np.dtype[Any], view: View, other: View, device: str) -> Step:
+def copy_step(source: int, target: int, dtype: np.dtype[Any], view: View, other: View, device: str) -> LaunchStep:
     plan = plan_copy(view, other, dtype) if device == "cpu" else Copy(COPY_OP, dtype, Call((view, other)))
     return _planned(plan, source, target, device)
 
 
-def _planned(plan: Copy, source: int, target: int, device: str) -> Step:
+def _planned(plan: Copy, source: int, target: int, device: str) -> LaunchStep:
     dtypes = (plan.dtype, plan.dtype)
-    return Step(require_kernel(plan.op, device, dtypes), (source, target), dtypes, plan.call, 1)
+    return LaunchStep(require_kernel(plan.op, device, dtypes), (source, target), dtypes, plan.call, 1)
 
 
 class Prepared:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flowrt.op import Op
 
 
-TURN = Spec("int64", ())
+ITERATION = Spec("int64", ())
 
 
 @valueclass
@@ -55,18 +55,18 @@ def trace(
     form: Structure,
     specs: Sequence[Spec],
     *,
-    turns: bool = False,
+    iterations: bool = False,
 ) -> Traced:
     """Build ``function`` in a graph inside ``outer``, on parameters of ``specs`` in the nesting ``form``.
 
     ``form`` is the form of the list of arguments. Answers that are numbers or arrays are left as they are. Where it
-    ``turns``, the graph has an input for the number of the turn.
+    ``iterations``, the graph has an input for the number of the iteration.
     """
     graph = Subgraph(outer)
     inside = replace(current_scope(), prefix=f"{outer.unique_name(name)}/", control=(), colocate=())
     with building(graph), scoped(inside):
         parameters = tuple(graph.input(spec.without_value(), "variable") for spec in specs)
-        graph.turn = graph.input(TURN, "turn") if turns else None
+        graph.iteration = graph.input(ITERATION, "turn") if iterations else None
         answer = function(*form.rebuild(parameters))
         found, leaves = flatten(answer)
         kept = tuple(leaf is not None and not isinstance(leaf, Node) for leaf in leaves)
@@ -74,10 +74,10 @@ def trace(
     return Traced(graph, parameters, found, answers, kept)
 
 
-def asks_for_turn(traced: Traced) -> bool:
+def asks_for_iteration(traced: Traced) -> bool:
     """Whether anything in the body, or in bodies inside it, wants to know which turn it is."""
-    turn = traced.graph.turn
-    return turn is not None and any(turn is given for node in traced.graph.nodes for given in node.inputs)
+    iteration = traced.graph.iteration
+    return iteration is not None and any(iteration is given for node in traced.graph.nodes for given in node.inputs)
 
 
 def capture(traced: Iterable[Traced]) -> list[Tensor]:

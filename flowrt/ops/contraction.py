@@ -239,10 +239,10 @@ def _contracted(a: _Term, b: _Term, kept: set[str]) -> _Term:
     if not inner or (both and not left and not right):
         product = _Term(multiply(_spaced(a, (*out, *inner)), _spaced(b, (*out, *inner))), (*out, *inner))
         return _summed(product, kept)
-    x, turned_x = _merged(a, both, left, inner)
-    y, turned_y = _merged(b, both, inner, right)
+    x, transposed_x = _merged(a, both, left, inner)
+    y, transposed_y = _merged(b, both, inner, right)
     sizes = [a.size(label) for label in (*both, *left)] + [b.size(label) for label in right]
-    return _Term(reshape(matmul(x, y, turned_x, turned_y), _vector(sizes)), out)
+    return _Term(reshape(matmul(x, y, transposed_x, transposed_y), _vector(sizes)), out)
 
 
 def _spaced(term: _Term, labels: Labels) -> Any:
@@ -255,12 +255,12 @@ def _spaced(term: _Term, labels: Labels) -> Any:
 
 def _merged(term: _Term, both: Labels, rows: Labels, columns: Labels) -> tuple[Any, bool]:
     """The value as [both, rows, columns], or the last two the other way round if its axes lie that way."""
-    turned = term.labels == (*both, *columns, *rows) and term.labels != (*both, *rows, *columns)
-    groups = (both, columns, rows) if turned else (both, rows, columns)
+    transposed = term.labels == (*both, *columns, *rows) and term.labels != (*both, *rows, *columns)
+    groups = (both, columns, rows) if transposed else (both, rows, columns)
     value = _ordered(term, tuple(label for group in groups for label in group))
     one: Any = np.int64(1)
     merged = [functools.reduce(multiply, [value.size(label) for label in group], one) for group in groups]
-    return reshape(value.value, _vector(merged if both else merged[1:])), turned
+    return reshape(value.value, _vector(merged if both else merged[1:])), transposed
 
 
 def _vector(sizes: Sequence[Any]) -> Any:

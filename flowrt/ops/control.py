@@ -1,9 +1,9 @@
 """Loops and branches as single nodes, whose bodies are attributes; `loops` has the functions that build them.
 
-One op is every loop. It *carries* tensors from turn to turn, reads a row of each *scanned* input per turn, *stacks*
-what its body answers beyond what it carries, and ends with its scanned inputs, its count, its limit or its condition.
-Its gradient is such a loop too, backwards over stacks that the forward loop is given for it. Follows Yu et al.,
-"Dynamic control flow in large-scale machine learning" (EuroSys 2018), in structured form.
+One op is every loop. It *carries* tensors from turn to turn, reads a row of each *scanned* input per iteration,
+*stacks* what its body answers beyond what it carries, and ends with its scanned inputs, its count, its limit or its
+condition. Its gradient is such a loop too, backwards over stacks that the forward loop is given for it. Follows Yu et
+al., "Dynamic control flow in large-scale machine learning" (EuroSys 2018), in structured form.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _length(scanned: Sequence[Spec], limit: int | None) -> int | None:
 
 
 def _held(number: int, declared: Spec, held: Spec, answer: Spec) -> Spec:
-    """The spec of a loop variable that has been ``held`` so far, after a turn that made it ``answer``."""
+    """The spec of a loop variable that has been ``held`` so far, after an iteration that made it ``answer``."""
     if answer.dtype != held.dtype:
         raise SpecError(
             f"loop variable {number} begins as {held} and the body makes it {answer}; a loop variable keeps its dtype: "
@@ -150,7 +150,7 @@ def _either(number: int, first: Spec, second: Spec) -> Spec:
     return Spec(first.dtype, tuple(a if a == b else None for a, b in zip(first.dims, second.dims, strict=True)))
 
 
-def _turn(
+def _iteration(
     inputs: Sequence[Operand],
     *,
     body: Plan,
@@ -163,15 +163,15 @@ def _turn(
     parallel_iterations: int,
     name: str | None = None,
 ) -> tuple[Result, ...]:
-    """Carry tensors through turns of ``body``: what was carried last, the number of turns, and the stacks.
+    """Carry tensors through iterations of ``body``: what was carried last, the number of iterations, and the stacks.
 
-    ``inputs``: the most turns (if ``counted``), what is carried, what is scanned, what the bodies capture.
+    ``inputs``: the most iterations (if ``counted``), what is carried, what is scanned, what the bodies capture.
     As `stateful_loop`, its bodies have effects, and the step machine runs them node by node.
     """
     return _infer_loop(inputs, body, cond, carried, scanned, counted, reverse, limit, parallel_iterations)
 
 
-loop, stateful_loop = op(name="loop")(_turn), op(name="stateful_loop", stateful=True)(_turn)
+loop, stateful_loop = op(name="loop")(_iteration), op(name="stateful_loop", stateful=True)(_iteration)
 
 
 @loop.gradient
@@ -274,9 +274,9 @@ def _branch_slopes(graph: Graph, node: Node, body: Plan, slopes: Sequence[Tensor
 class _Backward:
     """The loop that runs ``node`` backwards, and what the forward loop must stack for it.
 
-    Inside, one turn of the body is built again, and its gradient beside it. What the gradient needs of the turn is
-    stacked by the forward loop, where it depends on the turn at all, and scanned by the backward loop. The slopes of
-    captured tensors are summed over the turns.
+    Inside, one iteration of the body is built again, and its gradient beside it. What the gradient needs of the
+    iteration is stacked by the forward loop, where it depends on the iteration at all, and scanned by the backward
+    loop. The slopes of captured tensors are summed over the iterations.
     """
 
     def __init__(self, node: Node, slopes: Sequence[Tensor | None]) -> None:
@@ -303,11 +303,11 @@ class _Backward:
             self.state = [inside.input(f.spec, "state") for f in feeds[: self.carried]]
             self.row = [inside.input(f.spec, "row") for f in feeds[self.carried : self.carried + self.scanned]]
             values = replay(self.body, [*self.state, *self.row, *self.kept], inside)
-            self.turn = frozenset(inside.nodes)
+            self.iteration = frozenset(inside.nodes)
             self.made = [values[v] for v in self.body.fetches]
 
     def _differentiate(self) -> bool:
-        """Build the slopes of one turn; False where nothing flows back."""
+        """Build the slopes of one iteration; False where nothing flows back."""
         inside = self.inside
         with building(inside), _gradient_scope(self.node):
             self.d_state = [inside.input(t.spec, "slope") if _is_real(t) else None for t in self.state]
@@ -327,7 +327,7 @@ class _Backward:
                 for t, d in zip(self.state, self.d_state, strict=True)
             ]
             self.to_row = [found.get(t) for t in self.row]
-            self.behind = Behind(inside, found) if self._turns_as_often_as_rows() else Behind(inside, {})
+            self.behind = Behind(inside, found) if self._iterations_as_often_as_rows() else Behind(inside, {})
             self.behind.take(self.kept)
             self.sums = [
                 None if found.get(t) is None or t in self.behind else inside.input(t.spec, "sum") for t in self.kept
@@ -337,7 +337,7 @@ class _Backward:
             ]
         return True
 
-    def _turns_as_often_as_rows(self) -> bool:
+    def _iterations_as_often_as_rows(self) -> bool:
         return self.node.attrs["cond"] is None and not self.counted and bool(self.scanned)
 
     def _split(self) -> tuple[list[Tensor], set[Tensor]]:
@@ -345,7 +345,7 @@ class _Backward:
         state, row = set(self.state), set(self.row)
         varies = {t.op for t in state | row}
         for node in self.inside.nodes:
-            if node in self.turn and any(t.op in varies for t in node.inputs):
+            if node in self.iteration and any(t.op in varies for t in node.inputs):
                 varies.add(node)
         stack: dict[Tensor, None] = {}
         again: set[Tensor] = set()
@@ -356,7 +356,7 @@ class _Backward:
             if tensor in seen:
                 continue
             seen.add(tensor)
-            if tensor in state or (tensor.op in self.turn and tensor.op in varies and tensor not in row):
+            if tensor in state or (tensor.op in self.iteration and tensor.op in varies and tensor not in row):
                 stack[tensor] = None
             elif tensor in row or tensor.op.op.name == "placeholder":
                 again.add(tensor)
@@ -365,7 +365,7 @@ class _Backward:
         return list(stack), again
 
     def _stacked(self, wanted: Sequence[Tensor]) -> list[Tensor]:
-        """The stacks of those values of each turn, which the forward loop is made to keep."""
+        """The stacks of those values of each iteration, which the forward loop is made to keep."""
         have = {t: i for i, t in reversed(list(enumerate(self.made[self.carried :])))}
         new = [t for t in wanted if t not in have]
         for t in filter(_has_most_axes, new):
@@ -384,8 +384,8 @@ class _Backward:
         return [self.node.outputs[self.carried + 1 + have[t]] for t in wanted]
 
     def _has_grown(self) -> bool:
-        """Whether a loop inside the turn was made to stack something, too."""
-        again = [n for n in self.inside.nodes if n in self.turn and n.op.name == loop.name]
+        """Whether a loop inside the iteration was made to stack something, too."""
+        again = [n for n in self.inside.nodes if n in self.iteration and n.op.name == loop.name]
         before = [n for n in self.body.nodes if n.op == loop.name]
         return sum(len(n.outputs) for n in again) > sum(len(n.outputs) for n in before)
 

@@ -20,7 +20,17 @@ from flowrt.base.tracebacks import brief
 from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_scope, scoped
 from flowrt.op import active_builder, as_value, building
 from flowrt.ops.ahead import products_ahead
-from flowrt.ops.body import TURN, Traced, as_tensor, asks_for_turn, awaited, capture, changes_state, close, trace
+from flowrt.ops.body import (
+    ITERATION,
+    Traced,
+    as_tensor,
+    asks_for_iteration,
+    awaited,
+    capture,
+    changes_state,
+    close,
+    trace,
+)
 from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loop
 from flowrt.ops.elementwise import add, astype
 from flowrt.ops.source import constant
@@ -219,20 +229,20 @@ def _build_loop(
     start, invariants, form = carry
     forms = (form,) if rows_form is None else (form, rows_form)
     rows = [row_of(t.spec) for t in scanned]
-    traced = trace(graph, f"{name}/body", body_fn, Structure(tuple, (), forms), [*invariants, *rows], turns=True)
+    traced = trace(graph, f"{name}/body", body_fn, Structure(tuple, (), forms), [*invariants, *rows], iterations=True)
     test = None
     if cond_fn is not None:
-        test = trace(graph, f"{name}/cond", cond_fn, Structure(tuple, (), (form,)), invariants, turns=True)
+        test = trace(graph, f"{name}/cond", cond_fn, Structure(tuple, (), (form,)), invariants, iterations=True)
     both = [traced] if test is None else [traced, test]
     answers, ys_form = _loop_answers(traced, form, invariants, stacks=rows_form is not None)
     ahead = products_ahead(traced, answers, dict(zip(traced.parameters[len(start) :], scanned, strict=True)))
     traced = replace(traced, parameters=(*traced.parameters, *ahead))
     scanned = [*scanned, *ahead.values()]
     states = len(start)
-    if any(map(asks_for_turn, both)):
-        both = [_told_the_turn(one, states) for one in both]
-        start = [*start, graph.constant(np.asarray(0, TURN.dtype))]
-        answers[states:states] = [_next_turn(traced, name)]
+    if any(map(asks_for_iteration, both)):
+        both = [_told_the_iteration(one, states) for one in both]
+        start = [*start, graph.constant(np.asarray(0, ITERATION.dtype))]
+        answers[states:states] = [_next_iteration(traced, name)]
         traced, test = both[0], None if test is None else both[1]
     captured = capture(both)
     body = close(traced, answers, captured)
@@ -257,16 +267,16 @@ def _build_loop(
     return form.rebuild(found[:states]), ys
 
 
-def _told_the_turn(traced: Traced, states: int) -> Traced:
+def _told_the_iteration(traced: Traced, states: int) -> Traced:
     """A body that takes the number of its turn behind the ``states`` that it is given by the program."""
-    turn = traced.graph.turn
-    assert turn is not None
-    return replace(traced, parameters=(*traced.parameters[:states], turn, *traced.parameters[states:]))
+    iteration = traced.graph.iteration
+    assert iteration is not None
+    return replace(traced, parameters=(*traced.parameters[:states], iteration, *traced.parameters[states:]))
 
 
-def _next_turn(traced: Traced, name: str) -> Tensor:
+def _next_iteration(traced: Traced, name: str) -> Tensor:
     with building(traced.graph), scoped(replace(current_scope(), prefix=f"{name}/body/", control=())):
-        following: Tensor = add(traced.graph.turn, np.ones((), TURN.dtype), name="next_turn")
+        following: Tensor = add(traced.graph.iteration, np.ones((), ITERATION.dtype), name="next_turn")
     return following
 
 
@@ -365,7 +375,7 @@ def _flat_shapes(given: Any) -> list[Any]:
 
 
 def _most(graph: Graph, most: Any) -> tuple[Tensor | None, int | None]:
-    """The most turns as an input, or as a number."""
+    """The most iterations as an input, or as a number."""
     value = graph.adopt(as_value(most))
     if isinstance(value, Tensor):
         return astype(value, "int64"), None
@@ -394,13 +404,13 @@ def _while_now(cond_fn: Any, body_fn: Any, loop_vars: Any, single: bool, most: A
     dtypes = [constant(leaf).dtype for leaf in leaves]
     state: list[Any] = [constant(leaf) for leaf in leaves]
     test, body = _splat(cond_fn, form), _splat(body_fn, form)
-    turns = 0
-    while (most is None or turns < int(most)) and _holds("while_loop", test(form.rebuild(state))):
+    iterations = 0
+    while (most is None or iterations < int(most)) and _holds("while_loop", test(form.rebuild(state))):
         found = flatten(body(form.rebuild(state)))[1]
         state = [
             np.asarray(v, d) if isinstance(v, (bool, int, float)) else v for v, d in zip(found, dtypes, strict=True)
         ]
-        turns += 1
+        iterations += 1
     return form.rebuild(state)
 
 
@@ -411,11 +421,11 @@ def _scan_now(fn: Any, init: Any, rows: tuple[Structure, list[Any]], reverse: bo
     carry, stacked = init, []
     carry_form, first = flatten(init)
     carry = carry_form.rebuild([constant(leaf) for leaf in first])
-    turns = range(len(leaves[0]))
-    for t in reversed(turns) if reverse else turns:
+    iterations = range(len(leaves[0]))
+    for t in reversed(iterations) if reverse else iterations:
         carry, y = fn(carry, form.rebuild([leaf[t] for leaf in leaves]))
         stacked.append(y)
-    if not stacked:  # one turn on zeros tells what would be stacked
+    if not stacked:  # one iteration on zeros tells what would be stacked
         y_form, ys = flatten(fn(carry, form.rebuild([np.zeros(leaf.shape[1:], leaf.dtype) for leaf in leaves]))[1])
         return carry, y_form.rebuild([None if y is None else np.stack([y])[:0] for y in ys])
     y_form, _ = flatten(stacked[0])

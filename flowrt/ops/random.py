@@ -1,10 +1,10 @@
 """Random tensors, the same on every device: counter-based, so a value is a function of its key and its position.
 
-The key is (seed, stream, step, turns). The seed is the op's own, else its graph's, else the session's; the stream is a
-hash of the name the op has in its graph, or, outside graphs, of the kind of draw; the step is the run's counter; the
-turns are the numbers of those of the loops around the op, outermost first: an input like any other, so it does not
-matter who runs the loop. The generator is
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
+The key is (seed, stream, step, iterations). The seed is the op's own, else its graph's, else the session's; the stream
+is a hash of the name the op has in its graph, or, outside graphs, of the kind of draw; the step is the run's counter;
+the iterations are the numbers of those of the loops around the op, outermost first: an input like any other, so it does
+not matter who runs the loop. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", SC'11).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 __all__ = ["normal", "uniform"]
 
 _MASK = (1 << 63) - 1
-_NO_TURNS = frozen(np.zeros(0, np.int64))
+_NO_ITERATIONS = frozen(np.zeros(0, np.int64))
 
 
-def _sampled(dtype: DType, shape: Spec, turns: Spec) -> Spec:
-    if turns.dtype != np.int64 or (turns.dims is not None and turns.rank != 1):
-        raise SpecError(f"the turns of the loops around random numbers are a vector of int64, got {turns}")
+def _sampled(dtype: DType, shape: Spec, iterations: Spec) -> Spec:
+    if iterations.dtype != np.int64 or (iterations.dims is not None and iterations.rank != 1):
+        raise SpecError(f"the turns of the loops around random numbers are a vector of int64, got {iterations}")
     out = filled(dtype, shape)
     if out.dtype.kind != "f":
         raise SpecError(f"random numbers are floats, got dtype {out.dtype}; use astype on the result")
@@ -50,7 +50,7 @@ def _sampled(dtype: DType, shape: Spec, turns: Spec) -> Spec:
 @op(stateful=True)
 def random_normal(
     shape: Operand,
-    turns: Operand,
+    iterations: Operand,
     mean: float,
     stddev: float,
     dtype: DType = "float32",
@@ -61,14 +61,14 @@ def random_normal(
     name: str | None = None,
 ) -> Result:
     """Samples of the normal distribution; see `normal`. They are a larger tensor's from its entry ``first`` on."""
-    return _sampled(dtype, shape, turns)
+    return _sampled(dtype, shape, iterations)
 
 
 @no_gradient
 @op(stateful=True)
 def random_uniform(
     shape: Operand,
-    turns: Operand,
+    iterations: Operand,
     low: float,
     high: float,
     dtype: DType = "float32",
@@ -81,7 +81,7 @@ def random_uniform(
     """Samples of the uniform distribution; see `uniform`. They are a larger tensor's from its entry ``first`` on."""
     if not low <= high:
         raise SpecError(f"low must not be above high, got {low} and {high}")
-    return _sampled(dtype, shape, turns)
+    return _sampled(dtype, shape, iterations)
 
 
 @located("normal")
@@ -94,13 +94,15 @@ def normal(
     *,
     name: str | None = None,
 ) -> TensorOrArray:
-    """Samples of the normal distribution, new ones at every step, and in a loop at every turn.
+    """Samples of the normal distribution, new ones at every step, and in a loop at every iteration.
 
     ``mean`` and ``stddev`` are numbers.
     With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
     """
-    seed, stream, turns = _key("random_normal", shape, seed, name)
-    return random_normal(shape, turns, _number("mean", mean), _number("stddev", stddev), dtype, seed, stream, name=name)
+    seed, stream, iterations = _key("random_normal", shape, seed, name)
+    return random_normal(
+        shape, iterations, _number("mean", mean), _number("stddev", stddev), dtype, seed, stream, name=name
+    )
 
 
 @located("uniform")
@@ -113,12 +115,12 @@ def uniform(
     *,
     name: str | None = None,
 ) -> TensorOrArray:
-    """Samples from ``low`` up to ``high``, which is left out; new ones at every step, and in a loop at every turn.
+    """Samples from ``low`` up to ``high``, which is left out; new ones at every step, and in a loop at every iteration.
 
     With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
     """
-    seed, stream, turns = _key("random_uniform", shape, seed, name)
-    return random_uniform(shape, turns, _number("low", low), _number("high", high), dtype, seed, stream, name=name)
+    seed, stream, iterations = _key("random_uniform", shape, seed, name)
+    return random_uniform(shape, iterations, _number("low", low), _number("high", high), dtype, seed, stream, name=name)
 
 
 def _number(what: str, value: Any) -> float:
@@ -133,14 +135,14 @@ def _number(what: str, value: Any) -> float:
 
 def shares(kind: str, shape: Any, seed: int | None, name: str | None) -> Any:
     """Samples of float32 from 0 up to 1 for an op of another ``kind``, whose draws outside a graph are its own."""
-    seed, stream, turns = _key("random_uniform", shape, seed, name, kind)
-    return random_uniform(shape, turns, 0.0, 1.0, "float32", seed, stream, name=name)
+    seed, stream, iterations = _key("random_uniform", shape, seed, name, kind)
+    return random_uniform(shape, iterations, 0.0, 1.0, "float32", seed, stream, name=name)
 
 
 def _key(
     op_name: str, shape: Any, seed: int | None, name: str | None, kind: str | None = None
 ) -> tuple[int | None, int, Any]:
-    """The seed, the stream and the turns for an op about to be built.
+    """The seed, the stream and the iterations for an op about to be built.
 
     Outside a graph no name tells draws of one seed apart: there each kind has a stream, which begins anew at each call.
     The builder seeds those that are given no seed.
@@ -148,10 +150,10 @@ def _key(
     items = shape if isinstance(shape, (tuple, list)) else [shape]
     builder = builder_for([as_value(item) for item in items])
     if not isinstance(builder, Graph):
-        return (None if seed is None else int(seed) & _MASK, _stream(kind or op_name), _NO_TURNS)
+        return (None if seed is None else int(seed) & _MASK, _stream(kind or op_name), _NO_ITERATIONS)
     seed = builder.seed if seed is None else int(seed)
     unique = builder.unique_name(f"{name or op_name}#stream")  # numbered as the nodes' names are, and apart from them
-    return None if seed is None else seed & _MASK, _stream(unique), _turns(builder)
+    return None if seed is None else seed & _MASK, _stream(unique), _iterations(builder)
 
 
 def _stream(name: str) -> int:
@@ -159,11 +161,11 @@ def _stream(name: str) -> int:
     return int.from_bytes(digest, "little") & _MASK
 
 
-def _turns(graph: Graph) -> Any:
-    turns = graph.turns()
-    if len(turns) < 2:
-        return expand_dims(turns[0], 0) if turns else _NO_TURNS
-    return stack(turns)
+def _iterations(graph: Graph) -> Any:
+    iterations = graph.iterations()
+    if len(iterations) < 2:
+        return expand_dims(iterations[0], 0) if iterations else _NO_ITERATIONS
+    return stack(iterations)
 
 
 if not TYPE_CHECKING:

@@ -17,7 +17,7 @@ from flowrt.base.valueclass import valueclass
 from flowrt.passes.bag import bag
 from flowrt.passes.bodies import rewrite_bodies
 from flowrt.passes.contract import contract, contracted
-from flowrt.passes.count_turns import count_turns
+from flowrt.passes.count_iterations import count_iterations
 from flowrt.passes.epilogue import append_epilogues
 from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
@@ -156,7 +156,7 @@ def compile_step(
     if moved:
         report("move_gathers", moved=moved)
     if optimize:
-        step = count_turns(rewrite_bodies(step, placement, lambda body, _: count_turns(body, inside=True)))
+        step = count_iterations(rewrite_bodies(step, placement, lambda body, _: count_iterations(body, inside=True)))
         step, placement = _join(step, placement, supports, fusible, regions, report)
     parts = partition(step, placement, home=None if ends is Ends.USED else home, client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)

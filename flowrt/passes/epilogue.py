@@ -114,10 +114,10 @@ def _same_shape(product: StepNode, reader: StepNode, sizes: Sizes) -> bool:
 
 
 def _entrywise(step: StepGraph, node: StepNode, fusible: Fusible, kind: str) -> bool:
-    """Whether a node's results lie entry for entry as what it takes, but for axes that it folds to 1."""
+    """Whether a node's results lie entry for entry as what it takes, but for axes that it reduces to 1."""
     if node.op.name == "fused":
-        folds = [dict(attrs)["keepdims"] for op, _, _, attrs in _members(node) if reduction_of(op) is not None]
-        return all(folds) and all(traits_of(op).view is None for op in parts_of("fused", node.attrs))
+        reductions = [dict(attrs)["keepdims"] for op, _, _, attrs in _members(node) if reduction_of(op) is not None]
+        return all(reductions) and all(traits_of(op).view is None for op in parts_of("fused", node.attrs))
     dtypes = [spec.dtype for spec in (*map(step.spec, node.inputs), *node.outputs)]
     return len(node.outputs) == 1 and fusible(node.op.name, dtypes, kind)
 

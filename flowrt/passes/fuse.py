@@ -4,7 +4,7 @@ Law: nodes are taken in an order in which everything comes after what it waits f
 group, or joins the open groups it takes values from; whoever else waits for an open group is put off until nothing
 else can go on, and then closes it. All that a group waits for was done when its members joined, and nothing done
 depends on an open group: so groups never wait for each other in a circle, each is convex, and open ones may be joined.
-A fold of what no group makes is offered to those that read it, too, before any is closed.
+A reduction of what no group makes is offered to those that read it, too, before any is closed.
 
 The members of a group run on one device, under the same sides of switches, and behind the same effects, so that no
 value waits for a queue or a transfer that it did not wait for before. Sizes that only a step knows are equal as far as
@@ -27,8 +27,8 @@ from flowrt.base.traits import RowSpace
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.passes.additions import find_additions, put_back, spell_out
-from flowrt.passes.folds import is_fold, sums_over_axes
-from flowrt.passes.rows import common_rows, folded_axes, is_link, may_take
+from flowrt.passes.reductions import is_reduction, sums_over_axes
+from flowrt.passes.rows import common_rows, is_link, may_take, reduced_axes
 from flowrt.passes.step import FED, NO_GUARDS, Ref, StepGraph, StepNode, guards_of, in_order
 from flowrt.passes.views import find_views, join_parts
 
@@ -42,8 +42,8 @@ Fusible: TypeAlias = Callable[[str, Sequence[Any], str], bool]
 
 MAX_MEMBERS = 64
 MAX_INPUTS = 20  # each is a stream of memory of its own
-MAX_FOLDS = 8  # each holds some values in the nearest cache
-MAX_SEEN = 256  # of the nodes that wait for a fold
+MAX_REDUCTIONS = 8  # each holds some values in the nearest cache
+MAX_SEEN = 256  # of the nodes that wait for a reduction
 
 BREAKING = frozenset({"switch", "merge"})  # what lies behind them is of their side
 
@@ -64,7 +64,7 @@ class _Group:
     rows: RowSpace
     members: list[int] = field(default_factory=list)
     inputs: set[Ref] = field(default_factory=set)
-    folds: int = 0  # among its members
+    reductions: int = 0  # among its members
 
 
 def fuse(
@@ -103,7 +103,7 @@ def _keys(
     for node in step.nodes.values():
         device, kind = names[id(placement[node.id])]
         side = (device, guards.get(node.id, NO_GUARDS), behind[node.id])
-        if is_fold(step, node) and fusible("add", (node.outputs[0].dtype,) * 3, kind):
+        if is_reduction(step, node) and fusible("add", (node.outputs[0].dtype,) * 3, kind):
             keys[node.id] = _Key(side, step.spec(node.inputs[0]).dims)
         elif is_link(node) and fusible("add", (node.outputs[0].dtype,) * 3, kind):
             keys[node.id] = _Key(side, None)
@@ -161,8 +161,10 @@ class _Grouping:
             for source in node.before:
                 self._followers.setdefault(source, []).append(node.id)
         self._open: dict[int, _Group] = {}  # member → its group
-        self._folds = {i for i in keys if is_fold(step, step.nodes[i])}  # whose results no member can take
-        self._offered: set[int] = set()  # folds that were put off once, for a group to open that reads what they fold
+        self._reductions = {i for i in keys if is_reduction(step, step.nodes[i])}  # whose results no member can take
+        self._offered: set[int] = (
+            set()
+        )  # reductions that were put off once, for a group to open that reads what they reduce
         self._closed: list[_Group] = []
         self._ready = [(self._position[i], i) for i, count in self._waiting.items() if not count]
         self._put_off: list[tuple[int, int, int]] = []
@@ -201,22 +203,22 @@ class _Grouping:
 
     def _urgency(self, i: int, groups: Sequence[_Group]) -> int:
         """Those that will join a group come first, and writes, for which nobody waits to compute, last."""
-        if any(self._is_alike(i, group) for group in groups) and not self._waits_for_fold(i):
+        if any(self._is_alike(i, group) for group in groups) and not self._waits_for_reduction(i):
             return 0
         return 2 if self._step.nodes[i].op.stateful else 1
 
     def _may_stand_beside(self, i: int) -> bool:
-        """Whether a node folds what is there already, but not rows to numbers, which opens a group by itself."""
-        return i in self._folds and not folded_axes(self._step, self._step.nodes[i])
+        """Whether a node reduces what is there already, but not rows to numbers, which opens a group by itself."""
+        return i in self._reductions and not reduced_axes(self._step, self._step.nodes[i])
 
     def _groups_reading(self, i: int) -> list[_Group]:
-        """An open group, if any, that reads what the fold ``i`` does, can take it in, and loses nobody by that."""
+        """An open group, if any, that reads what the reduction ``i`` does, can take it in, and loses nobody by that."""
         taken, groups = self._step.nodes[i].inputs[0], {id(group): group for group in self._open.values()}.values()
         fits = (g for g in groups if taken in g.inputs and self._is_alike(i, g) and self._fits(i, [g]) is not None)
         return [group for group in islice(fits, 1) if not self._is_awaited(i, group)]
 
     def _is_awaited(self, i: int, group: _Group) -> bool:
-        """Whether what waits for the fold ``i`` might join ``group``, were the fold no part of it."""
+        """Whether what waits for the reduction ``i`` might join ``group``, were the reduction no part of it."""
         seen, stack = {i}, [i]
         while stack:
             for n in self._followers.get(stack.pop(), ()):
@@ -237,12 +239,16 @@ class _Grouping:
         key = self._keys.get(i)
         if key is None:
             return None
-        members, folds, inputs = 0, int(i in self._folds), len(self._step.nodes[i].inputs)
+        members, reductions, inputs = 0, int(i in self._reductions), len(self._step.nodes[i].inputs)
         for group in groups:
             if group.side != key.side:
                 return None
-            members, folds, inputs = members + len(group.members), folds + group.folds, inputs + len(group.inputs)
-        if members >= MAX_MEMBERS or folds > MAX_FOLDS:
+            members, reductions, inputs = (
+                members + len(group.members),
+                reductions + group.reductions,
+                inputs + len(group.inputs),
+            )
+        if members >= MAX_MEMBERS or reductions > MAX_REDUCTIONS:
             return None
         rows = self._rows(i, groups, key)
         few = inputs <= MAX_INPUTS or len(self._inputs(i, groups)) <= MAX_INPUTS
@@ -251,21 +257,23 @@ class _Grouping:
     def _rows(self, i: int, groups: Sequence[_Group], key: _Key) -> RowSpace | None:
         node = self._step.nodes[i]
         if not groups:
-            opens = key.dims is not None and (i not in self._folds or folded_axes(self._step, node) > 0)
+            opens = key.dims is not None and (i not in self._reductions or reduced_axes(self._step, node) > 0)
             return RowSpace(key.dims) if opens and key.dims is not None else None
         other = [group for group in groups if group.rows.dims != key.dims or group.rows.along]
-        if not other and not self._waits_for_fold(i):
+        if not other and not self._waits_for_reduction(i):
             return groups[0].rows
-        read = {n for n in node.before if n in self._folds and n in self._open}
+        read = {n for n in node.before if n in self._reductions and n in self._open}
         members = {member for group in groups for member in group.members}
         rows = common_rows(self._step, [self._step.nodes[n] for n in read], [group.rows for group in groups])
         whole = rows is not None and read <= {source for source, _ in node.inputs}
         return rows if rows is not None and whole and may_take(rows, self._step, node, members) else None
 
-    def _waits_for_fold(self, i: int) -> bool:
+    def _waits_for_reduction(self, i: int) -> bool:
         """Whether a node waits for what an open group adds up."""
         before = self._step.nodes[i].before
-        return not self._folds.isdisjoint(before) and any(s in self._folds and s in self._open for s in before)
+        return not self._reductions.isdisjoint(before) and any(
+            s in self._reductions and s in self._open for s in before
+        )
 
     def _inputs(self, i: int, groups: Sequence[_Group]) -> set[Ref]:
         """What the groups and node ``i`` together take from outside."""
@@ -282,11 +290,11 @@ class _Grouping:
         joined = groups[0] if groups else _Group(self._keys[i].side, rows)
         if len(groups) > 1:
             joined.members = [n for group in groups for n in group.members]
-            joined.folds = sum(group.folds for group in groups)
+            joined.reductions = sum(group.reductions for group in groups)
             self._open.update(dict.fromkeys(joined.members, joined))
         joined.rows, joined.inputs = rows, inputs
         joined.members.append(i)
-        joined.folds += i in self._folds
+        joined.reductions += i in self._reductions
         self._open[i] = joined
 
     def _make_way(self, i: int) -> None:

@@ -53,14 +53,14 @@ def _multiplied(node: StepNode | PlanNode, count: int) -> Iterable[int]:
     body = node.attrs["body"]
     assert isinstance(body, Plan)
     own = len(body.feeds)
-    turning = int(str(node.attrs["carried"])) + int(str(node.attrs["scanned"]))  # the body's first feeds
+    iterating = int(str(node.attrs["carried"])) + int(str(node.attrs["scanned"]))  # the body's first feeds
     seen: set[int] = set()
     for inner in body.nodes:
         if inner.op == "matmul":
             seen.update(_matrices(inner))
         elif inner.op == LOOP:
             seen.update(inner.inputs[place] for place in _multiplied(inner, len(inner.inputs)))
-    return [count - own + feed for feed in range(turning, own) if feed in seen]
+    return [count - own + feed for feed in range(iterating, own) if feed in seen]
 
 
 def _matrices(node: PlanNode) -> Iterable[int]:

@@ -3,7 +3,7 @@
 Law: a plan in, a plan out; values keep their meaning, and only loops' merges refer to what comes after them. A loop is
 a frame: what it carries goes ENTER → MERGE → SWITCH, around by NEXT_ITERATION or out by EXIT; what it captures enters
 as a constant. A branch switches what it captures. Nodes without inputs wait for a *pivot*, so that they live and die
-with their branch and turn, and effects run in the order of their body. See Yu et al., EuroSys 2018, section 4.
+with their branch and iteration, and effects run in the order of their body. See Yu et al., EuroSys 2018, section 4.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 PURE = frozenset({loop.name, choose.name})
 STATEFUL = frozenset({stateful_loop.name, stateful_cond.name})
 LOOPS = frozenset({loop.name, stateful_loop.name})
-STRETCH_TURNS, STRETCH_BYTES = 256, 4 << 20
-"""The most turns of a stretch, and the most memory of its rows: filling what is not used costs as much as a turn of the
-machine, tens of microseconds an op."""
+STRETCH_ITERATIONS, STRETCH_BYTES = 256, 4 << 20
+"""The most iterations of a stretch, and the most memory of its rows: filling what is not used costs as much as an
+iteration of the machine, tens of microseconds an op."""
 
 Value: TypeAlias = int  # of the plan in the making: a feed, or (node, output) in the order of `_Lowering.made`
 
@@ -190,12 +190,12 @@ class _Lowering:
         first: Sequence[Value],
         specs: Sequence[Spec],
         goes_on: Callable[[Sequence[Value], int], Value],
-        turn: Callable[[Sequence[Value], _Place], Sequence[Value]],
+        iteration: Callable[[Sequence[Value], _Place], Sequence[Value]],
     ) -> list[Value]:
-        """What goes around, beginning with ``first``, as it leaves the frame; ``specs`` are those of any turn.
+        """What goes around, beginning with ``first``, as it leaves the frame; ``specs`` are those of any iteration.
 
-        ``goes_on`` says of what has come around, and the node it came by, whether there is another turn; ``turn`` makes
-        of that what goes around next, in a place that lives and dies with the turn.
+        ``goes_on`` says of what has come around, and the node it came by, whether there is another iteration;
+        ``iteration`` makes of that what goes around next, in a place that lives and dies with the iteration.
         """
         entered = [self.enter(node, value, parallel) for value in first]
         merged = [self._merge(node, [value], spec) for value, spec in zip(entered, specs, strict=True)]
@@ -205,7 +205,7 @@ class _Lowering:
         inside = [side[1] for side in sides]
         inside[0] = self._one(node, "identity", inside[0])
         place = _Place(f"{node.name}/", (self._last,), node.device)
-        for merge, value in zip(merges, turn(inside, place), strict=True):
+        for merge, value in zip(merges, iteration(inside, place), strict=True):
             back = self._one(node, "next_iteration", value)
             draft = self.made[merge]
             draft.inputs.append(back)
@@ -239,7 +239,7 @@ class _LoopLowering:
         stacks = [low.no_rows(node, spec) for spec in self._stack_specs]
         first = [low._constant(node, np.int64(0), node.control), *self.first, *stacks]
         specs = [Spec("int64", ()), *node.outputs[: self.carried], *(low.specs[v] for v in stacks)]
-        exits = low.frame(node, self.parallel, first, specs, self._goes_on, self._turn)
+        exits = low.frame(node, self.parallel, first, specs, self._goes_on, self._iteration)
         length = self._length() or exits[0]
         whole = [
             low._one(node, "stack_rows", rows, length, reverse=self.attrs["reverse"])
@@ -261,20 +261,20 @@ class _LoopLowering:
             raise GraphError(f"{node.where()}: nothing ends this loop")
         return pred
 
-    def _turn(self, inside: Sequence[Value], place: _Place) -> list[Value]:
+    def _iteration(self, inside: Sequence[Value], place: _Place) -> list[Value]:
         low, node, carried = self.lowering, self.node, self.carried
-        turn = inside[0]
+        iteration = inside[0]
         one = low._constant(node, np.int64(1), place.pivot)
-        row = turn
+        row = iteration
         if self.attrs["reverse"] and self.most is not None:
-            row = low._one(node, "subtract", low._one(node, "subtract", self.most, one), turn)
+            row = low._one(node, "subtract", low._one(node, "subtract", self.most, one), iteration)
         rows = [low._one(node, "take", value, row, axis=0) for value in self.rows]
         answers, effects = low._inline(self.attrs["body"], [*inside[1 : 1 + carried], *rows, *self.captured], place)
         stacks = [
             low._one(node, "append_row", stack, answer)
             for stack, answer in zip(inside[1 + carried :], answers[carried:], strict=True)
         ]
-        following = low._one(node, "add", turn, one, control=effects)
+        following = low._one(node, "add", iteration, one, control=effects)
         return [*(low._alive(node, value, place) for value in (following, *answers[:carried])), *stacks]
 
     def _constant(self, value: Value) -> Value:
@@ -290,7 +290,7 @@ class _LoopLowering:
         return entered
 
     def _most(self) -> Value | None:
-        """The most turns, inside the frame, where anything but the condition says so."""
+        """The most iterations, inside the frame, where anything but the condition says so."""
         low, node = self.lowering, self.node
         bounds: list[Value] = []
         if self.attrs["limit"] is not None:
@@ -307,7 +307,7 @@ class _LoopLowering:
         return most
 
     def _length(self) -> Value | None:
-        """How long the stacks are, outside the frame, where anything but the number of turns says so."""
+        """How long the stacks are, outside the frame, where anything but the number of iterations says so."""
         low, node, length = self.lowering, self.node, self._stack_specs[0].shape[0] if self._stack_specs else None
         if length is not None:
             return low._constant(node, np.int64(length), node.control)
@@ -318,7 +318,7 @@ class _LoopLowering:
 
 
 class _Stretches:
-    """A loop that stacks rows and that only its condition ends, in stretches of a bounded number of turns.
+    """A loop that stacks rows and that only its condition ends, in stretches of a bounded number of iterations.
 
     Each stretch is a loop whose sizes are known, which a tape can run; the machine puts their rows behind one another.
     """
@@ -327,7 +327,7 @@ class _Stretches:
         self.lowering, self.node, self.carried = lowering, node, int(node.attrs["carried"])
         self.first = inputs[: self.carried]
         self.captured = [lowering.enter(node, v, 1, constant=True) for v in inputs[self.carried :]]
-        self.turns = stretch_turns(node.outputs[self.carried + 1 :])
+        self.iterations = stretch_iterations(node.outputs[self.carried + 1 :])
 
     def outputs(self) -> list[Value]:
         low, node = self.lowering, self.node
@@ -335,17 +335,17 @@ class _Stretches:
         beginning = [low._constant(node, np.int64(0), node.control), low._constant(node, np.True_, node.control)]
         first = [*beginning, *self.first, *stacks]
         specs = [Spec("int64", ()), Spec("bool", ()), *node.outputs[: self.carried], *(low.specs[v] for v in stacks)]
-        exits = low.frame(node, 1, first, specs, lambda merged, _: merged[1], self._turn)
+        exits = low.frame(node, 1, first, specs, lambda merged, _: merged[1], self._iteration)
         whole = [low._one(node, "stack_rows", rows, exits[0], reverse=False) for rows in exits[2 + self.carried :]]
         done = low._one(node, "identity", exits[0])  # what waits for the loop waits for this, which comes last
         return [*exits[2 : 2 + self.carried], done, *whole]
 
-    def _turn(self, inside: Sequence[Value], place: _Place) -> list[Value]:
+    def _iteration(self, inside: Sequence[Value], place: _Place) -> list[Value]:
         low, node, carried = self.lowering, self.node, self.carried
-        attrs: dict[str, Attr] = {**node.attrs, "limit": self.turns}
+        attrs: dict[str, Attr] = {**node.attrs, "limit": self.iterations}
         answers = low._put(node, node.op, [*inside[2 : 2 + carried], *self.captured], attrs, place.pivot)
         done, rows = answers[carried], answers[carried + 1 :]
-        more = low._one(node, "equal", done, low._constant(node, np.int64(self.turns), place.pivot))
+        more = low._one(node, "equal", done, low._constant(node, np.int64(self.iterations), place.pivot))
         stacks = [
             low._one(node, "append_rows", stack, made, done)
             for stack, made in zip(inside[2 + carried :], rows, strict=True)
@@ -353,10 +353,10 @@ class _Stretches:
         return [low._one(node, "add", inside[0], done), more, *answers[:carried], *stacks]
 
 
-def stretch_turns(stacks: Sequence[Spec]) -> int:
+def stretch_iterations(stacks: Sequence[Spec]) -> int:
     """How many turns a stretch has: enough for the machine's part to be small, and no more memory than that takes."""
     rows = [Spec(s.dtype, s.shape[1:]).nbytes for s in stacks if s.dims is not None and None not in s.dims[1:]]
-    return min(max(STRETCH_BYTES // max(sum(rows), 1), 1), STRETCH_TURNS)
+    return min(max(STRETCH_BYTES // max(sum(rows), 1), 1), STRETCH_ITERATIONS)
 
 
 def _in_stretches(node: PlanNode) -> bool:
@@ -368,7 +368,7 @@ def _in_stretches(node: PlanNode) -> bool:
 
 
 def _writes_variables(*bodies: Plan | None) -> bool:
-    """Whether turns must follow one another, for one may read what another wrote."""
+    """Whether iterations must follow one another, for one may read what another wrote."""
     return any(
         writes(node.op) or _writes_variables(*(v for v in node.attrs.values() if isinstance(v, Plan)))
         for body in bodies

@@ -26,7 +26,7 @@ TAKES = {
 def form_of(rows: RowSpace, step: StepGraph, node: StepNode) -> RowForm | None:
     """What ``node`` is in such a group; None where it is none of its members."""
     if node.op.traits.reduction is not None and step.spec(node.inputs[0]).dims == rows.dims:
-        return rows.form_reduced(folded_axes(step, node), bool(node.attrs["keepdims"]))
+        return rows.form_reduced(reduced_axes(step, node), bool(node.attrs["keepdims"]))
     return rows.form_of(node.outputs[0].dims)
 
 
@@ -43,7 +43,7 @@ def may_take(rows: RowSpace, step: StepGraph, node: StepNode, members: Collectio
     return all(form in TAKES[found] for form in taken)
 
 
-def folded_axes(step: StepGraph, node: StepNode) -> int:
+def reduced_axes(step: StepGraph, node: StepNode) -> int:
     """How many of the last axes a reduction is over, where it makes one number of each row; else 0."""
     spec = step.spec(node.inputs[0])
     if node.op.traits.reduction is None or spec.dims is None or spec.dtype.kind not in "fiu":
@@ -59,10 +59,11 @@ def is_link(node: StepNode) -> bool:
     return ours and node.op.traits.view in LINKS and len(node.outputs) == 1 and node.outputs[0].dims is not None
 
 
-def common_rows(step: StepGraph, folds: Collection[StepNode], groups: Collection[RowSpace]) -> RowSpace | None:
-    """What ``groups`` come to together, where some of their ``folds`` are read; None where nothing is read by rows."""
-    along = {rows.along for rows in groups if rows.along} | {folded_axes(step, node) for node in folds}
-    shapes = {rows.dims for rows in groups if rows.along} | {step.spec(node.inputs[0]).dims for node in folds}
+def common_rows(step: StepGraph, reductions: Collection[StepNode], groups: Collection[RowSpace]) -> RowSpace | None:
+    """What ``groups`` come to together, where some of their ``reductions`` are read; None where nothing is read by
+    rows."""
+    along = {rows.along for rows in groups if rows.along} | {reduced_axes(step, node) for node in reductions}
+    shapes = {rows.dims for rows in groups if rows.along} | {step.spec(node.inputs[0]).dims for node in reductions}
     if len(along) != 1 or len(shapes) != 1 or 0 in along:
         return None
     (shape,), (count,) = shapes, along

@@ -19,7 +19,8 @@ MATMULS, CONVOLUTIONS = frozenset({"matmul", "matmul_bias"}), frozenset({"conv2d
 
 
 class Sizes:
-    """Of a step, where ``entrywise`` says which nodes compute each entry of entries in its place, or a fold's 1."""
+    """Of a step, where ``entrywise`` says which nodes compute each entry of entries in its place, or a reduction's
+    1."""
 
     def __init__(self, step: StepGraph, entrywise: Callable[[StepNode], bool]) -> None:
         self._step, self._entrywise = step, entrywise

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
     from flowrt.kernels.launch import Prepared
     from flowrt.kernels.run.at_once import Taken
-    from flowrt.kernels.run.joined import Applied
+    from flowrt.kernels.run.joined import JoinedOp
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -309,13 +309,13 @@ the_builder = cache(EagerBuilder)
 # ── functions made of ops ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Recorder(EagerBuilder):
+class _CallRecorder(EagerBuilder):
     """As the eager builder, and notes which ops were applied to which arrays, by their numbers: ``given`` are first."""
 
     def __init__(self, given: Sequence[Array]) -> None:
         super().__init__()
         self.arrays: list[Array] = []
-        self.ops: list[Applied] = []
+        self.ops: list[JoinedOp] = []
         self.made: set[int] = set()  # by kernels
         self.fits = True  # all that was applied are kernels, or nothing
         self._numbers: dict[int, int] = {}
@@ -331,10 +331,10 @@ class _Recorder(EagerBuilder):
         return found
 
     def apply(self, op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], name: str | None) -> tuple[Array, ...]:
-        from flowrt.kernels.run.joined import Applied
+        from flowrt.kernels.run.joined import JoinedOp
 
         outputs = super().apply(op, inputs, attrs, name)
-        applied = Applied(op.name, tuple(map(self.number, inputs)), tuple(map(self.number, outputs)), attrs)
+        applied = JoinedOp(op.name, tuple(map(self.number, inputs)), tuple(map(self.number, outputs)), attrs)
         self.ops.append(applied)
         self.fits &= not (op.stateful or op.name in STRUCTURED or op.name == "constant")
         self.made |= set() if is_alias(op.name) else set(applied.outputs)
@@ -362,14 +362,14 @@ def _learn_whole(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
         return call(*mine[: len(args)], **dict(zip(kwargs, mine[len(args) :], strict=True)))
 
     first, second = ([draws.standard_normal(given[n].shape).astype(given[n].dtype) for n in places] for _ in range(2))
-    recorder = _Recorder(first)
+    recorder = _CallRecorder(first)
     with building(recorder):
         answer = tried(function, first)
     known = _joined(recorder, answer, Taken(len(args), len(kwargs), dict(enumerate(places)), {}))
     return known if known and _same(tried(known, second), tried(function, second)) else unknown
 
 
-def _joined(recorder: _Recorder, answer: Any, taken: Taken) -> Known | None:
+def _joined(recorder: _CallRecorder, answer: Any, taken: Taken) -> Known | None:
     """One call for what was recorded: None where not all of it can be part of that."""
     from flowrt.kernels.launch import Prepared
     from flowrt.kernels.run.at_once import as_call

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Elsewhere(Identities):
+class ServersSupply(Identities):
     """The supply of a detached run: server 0 hands its batches out, and nothing is handed out here."""
 
     def __init__(self, replicas: int) -> None:

@@ -197,11 +197,11 @@ class Steps:
     ) -> Supply:
         trainer, depth = self._trainer, (1 + self._ahead) * self._each + BEYOND
         if self._detached:
-            from flowrt.train.detached import Elsewhere, terms_of
+            from flowrt.train.detached import ServersSupply, terms_of
 
             assert isinstance(batches, Source)
             self._terms = terms_of(self._detached, batches, depth, self._each, trainer.late == "requeue")
-            return Elsewhere(trainer.replicas)
+            return ServersSupply(trainer.replicas)
         first = 0 if self._ledger is None else self._ledger.first
         if isinstance(batches, Source):
             return Identities(batches.total, trainer.replicas, depth, self._give, first)

@@ -17,7 +17,7 @@ from flowrt.base.spec import Spec
 from flowrt.kernels import __main__ as command
 from flowrt.kernels.language.table import elementwise
 from flowrt.kernels.language.variants import Variant, name_of, symbol_of, variant_code
-from flowrt.kernels.launch import Step, apply_kernel
+from flowrt.kernels.launch import LaunchStep, apply_kernel
 from flowrt.kernels.store import building
 from flowrt.kernels.store import objects as store
 from flowrt.kernels.store.bundle import Bundle, bundle_path, open_bundle, write_bundle
@@ -103,7 +103,7 @@ def multiplication() -> Variant:
     """A kernel that `STEP` needs."""
     scalar = [Spec("float32", (3,)), Spec("float32", ())]
     (step,) = apply_kernel("multiply", scalar, [Spec("float32", (3,))], {}).steps
-    assert isinstance(step, Step)
+    assert isinstance(step, LaunchStep)
     return step.variant()
 
 
@@ -137,7 +137,7 @@ def test_products_of_any_size_are_made_of_what_is_standard(dtype: str) -> None:
         for op in ("matmul", "matmul_bias"):
             inputs, flags = specs[: 2 + (op != "matmul")], {"transpose_a": False, "transpose_b": False}
             for step in apply_kernel(op, inputs, [Spec(dtype, (m, n))], flags).steps:
-                assert isinstance(step, Step)
+                assert isinstance(step, LaunchStep)
                 assert symbol_of(step.variant()) in symbols, (op, m, n, k)
                 assert {tile_part(tile) for tile in step.call.tiles if isinstance(tile, Tile)} <= tiles
 
@@ -146,11 +146,11 @@ def test_only_kernels_that_stand_in_flowrts_own_files_have_names() -> None:
     mine = elementwise("test_bundled", lambda x: x + 1, on=("cpu",))
     float32 = np.dtype("float32")
     (step,) = apply_kernel("test_bundled", [Spec("float32", (2,))], [Spec("float32", (2,))], {}).steps
-    assert isinstance(step, Step)
+    assert isinstance(step, LaunchStep)
     assert step.kernel.function is mine
     assert name_of(step.variant()) is None
     (theirs,) = apply_kernel("add", [Spec("float32", (2,))] * 2, [Spec("float32", (2,))], {}).steps
-    assert isinstance(theirs, Step)
+    assert isinstance(theirs, LaunchStep)
     assert name_of(theirs.variant()) is not None
     assert name_of(theirs.variant()) != name_of(Variant(theirs.kernel, (float32, float32, np.dtype("float64"))))
 

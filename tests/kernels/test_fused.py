@@ -16,7 +16,7 @@ from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.fusion import chains, fused, short_rows
 from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.language.variants import entry_address
-from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Application, Operand, Prepared, Step, apply_kernel
+from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Application, LaunchStep, Operand, Prepared, apply_kernel
 from flowrt.ops.fused import infer_members
 
 Array = np.ndarray[Any, Any]
@@ -150,7 +150,7 @@ def test_what_small_parts_of_others_would_save_is_known(monkeypatch: pytest.Monk
     attrs = {"product": matmul, "epilogue": ("fused", tuple(program.items())), "taken": (-1,), "kept": False}
     after = apply_kernel("with_epilogue", [Spec(F4, (5, 4)), Spec(F4, (4, 10))], [x], attrs)
     assert after.wishes == (alone,)
-    parts = fused.Parts(1, 2)
+    parts = fused.Assembly(1, 2)
     for output in (1, 2):
         parts.add(apply_kernel("fused", [x], [x], program), [0, output])
     assert parts.application().wishes == (alone, alone)
@@ -279,9 +279,9 @@ def test_folds_that_would_cut_rows_short_are_launches_of_their_own(
     shape: tuple[int, ...], axes: tuple[Any, ...], launches: list[str]
 ) -> None:
     x = np.asarray(np.random.default_rng(5).normal(size=shape), F4)
-    folds = [("sum", (2,), F4, (("axis", each), ("keepdims", False))) for each in axes]
-    members = (("square", (0,), F4, ()), ("add", (1, 0), F4, ()), *folds)
-    results = tuple(range(3, 3 + len(folds)))
+    reductions = [("sum", (2,), F4, (("axis", each), ("keepdims", False))) for each in axes]
+    members = (("square", (0,), F4, ()), ("add", (1, 0), F4, ()), *reductions)
+    results = tuple(range(3, 3 + len(reductions)))
     compile_orders(apply([x], members, results))
     application = apply([x], members, results)
     assert [step.kernel.op for step in application.steps] == launches
@@ -307,7 +307,7 @@ def test_scratch_of_a_dead_value_is_taken_again() -> None:
     assert len(apply([np.ones(4, F4)], members, (10,)).scratch) <= 2
 
 
-FOLDED = (("greater", (0, 1), B1, ()), ("where", (3, 0, 2), F4, ()), ("square", (4,), F4, ()))
+REDUCED = (("greater", (0, 1), B1, ()), ("where", (3, 0, 2), F4, ()), ("square", (4,), F4, ()))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_sums_of_what_is_computed_are_those_of_the_members(shape: tuple[int, ...
     rng = np.random.default_rng(3)
     inputs = [np.asarray(rng.normal(size=s), F4) for s in (shape, (), shape)]
     reduced = (("axis", axes), ("keepdims", False))
-    members = (*FOLDED, ("sum", (5,), F4, reduced), ("mean", (4,), F4, (("axis", axes), ("keepdims", True))))
+    members = (*REDUCED, ("sum", (5,), F4, reduced), ("mean", (4,), F4, (("axis", axes), ("keepdims", True))))
     results = (6, 4, 7)
     compile_orders(apply(inputs, members, results))
     specs = infer_members([spec_of(a) for a in inputs], members)
@@ -344,7 +344,7 @@ def test_sums_of_what_is_computed_are_those_of_the_members(shape: tuple[int, ...
 
 
 @pytest.mark.parametrize("dtype", [F4, "float64"])
-def test_narrow_and_wide_blocks_of_angles_are_computed_and_folded_alike(dtype: str) -> None:
+def test_narrow_and_wide_blocks_of_angles_are_computed_and_reduced_alike(dtype: str) -> None:
     rng = np.random.default_rng(5)
     inputs = [np.asarray(rng.normal(size=s), dtype) for s in ((7, 2500), (7, 1))]
     inputs[0][1, 1300:1400] = inputs[0][4, 7] = inputs[0][6, -1] = 1e9
@@ -405,10 +405,10 @@ def test_folds_of_every_kind_are_those_of_the_members(
     assert together.orders == ()
     specs = infer_members([spec_of(a) for a in inputs], members)
     found = run(together, inputs, [np.empty(specs[n].concrete, specs[n].dtype) for n in results])
-    folded = np.tanh(np.minimum(*inputs)) if costly else np.minimum(*inputs)
+    reduced = np.tanh(np.minimum(*inputs)) if costly else np.minimum(*inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        judges = [folded, *(getattr(np, kind)(folded, axis=axes) for kind in kinds)]
+        judges = [reduced, *(getattr(np, kind)(reduced, axis=axes) for kind in kinds)]
     for kind, mine, judge in zip(("", *kinds), found, judges, strict=True):
         np.testing.assert_allclose(mine, judge, rtol=1e-5, atol=1e-5, err_msg=kind)
 
@@ -441,7 +441,7 @@ def test_sums_are_as_exact_as_sums_in_pairs(count: int, many: int) -> None:
 def test_sums_are_the_same_bits_however_their_units_are_shared_out() -> None:
     rng = np.random.default_rng(4)
     inputs = [np.asarray(rng.normal(size=s), F4) for s in ((700, 300), (), (700, 300))]
-    members = (*FOLDED, ("sum", (5,), F4, (("axis", (0,)), ("keepdims", False))))
+    members = (*REDUCED, ("sum", (5,), F4, (("axis", (0,)), ("keepdims", False))))
     compile_orders(apply(inputs, members, (6,)))
     application = apply(inputs, members, (6,))
     units = application.steps[0].units
@@ -453,7 +453,7 @@ def test_sums_are_the_same_bits_however_their_units_are_shared_out() -> None:
         bases = np.array([0, *(a.ctypes.data for a in operands)], np.int64)
         places = [Operand(i + 1) for i in range(len(operands))]
         for number, step in enumerate(application.steps):
-            assert isinstance(step, Step)
+            assert isinstance(step, LaunchStep)
             block, entry = step.block(places), ENTRY_TYPE(step.address())
             limits = [0, *cuts, step.units] if number == 0 else [0, step.units]
             for begin, end in reversed(list(itertools.pairwise(limits))):

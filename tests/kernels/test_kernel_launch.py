@@ -85,7 +85,7 @@ def kernels() -> Iterator[None]:
         sums.append(lambda a, b, c, d: 1000 * a + 100 * b + 10 * c + d)
         for count, function in enumerate(sums):
             kernel(f"test_digits_{count}", layout=given_views, form=Form.SCALARS)(function)
-        kernel("test_fold", layout=flat, form=Form.FOLD)(lambda total, x: 10 * total + x)
+        kernel("test_fold", layout=flat, form=Form.REDUCE)(lambda total, x: 10 * total + x)
         pieces("test_pieces", given_views, on=("cpu",))
         kernel("test_count", layout=given_views, scratch=lambda i, o, a: [Spec("int64", (1,))])(copy_and_count)
         kernel("test_words", layout=given_views)(jitable(tell_words))
@@ -313,7 +313,7 @@ def test_a_status_that_a_kernel_sets_fails_it() -> None:
 # ── folds and pieces ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_fold_takes_any_number_of_operands_by_one_entry() -> None:
+def test_a_reduce_takes_any_number_of_operands_by_one_entry() -> None:
     addresses = set()
     for count in (1, 2, 5):
         specs, output = [Spec("int64", (2, 3))] * count, Spec("int64", (2, 3))
@@ -472,7 +472,7 @@ def test_an_empty_range_touches_nothing() -> None:
         assert got.tolist() == [0, 11, 22, 33]
 
 
-def test_a_fold_and_a_fill_compute_ranges() -> None:
+def test_a_reduce_and_a_fill_compute_ranges() -> None:
     inputs = [np.full(7, i + 1) for i in range(3)]
     assert run_ranges("test_fold", inputs, Spec("int64", (7,)), {}, [0, 2, 3, 7]).tolist() == [123] * 7
     attrs = {"views": (), "words": (5,)}

@@ -12,12 +12,12 @@ import pytest
 from flowrt.base.package import PACKAGE
 from flowrt.base.spec import Spec
 from flowrt.kernels.compiler import carry_out
+from flowrt.kernels.composite.iteration import make_iteration
 from flowrt.kernels.composite.scalar_loop import SCALAR_LOOP_MAKERS, ScalarProgram, scalar_loop_symbol
-from flowrt.kernels.composite.turn import make_turn
 from flowrt.kernels.fusion.fused import _orders, _whole, fused_kernel, ordered_variants
 from flowrt.kernels.language import variants
 from flowrt.kernels.language.variants import Variant, found_symbol, name_of, symbol_of
-from flowrt.kernels.launch import Step, apply_kernel
+from flowrt.kernels.launch import LaunchStep, apply_kernel
 from flowrt.kernels.store import bundle, names, parts, surroundings
 from flowrt.kernels.store.names import remember, symbol_by_name
 from flowrt.kernels.store.parts import MAKERS, PARTS
@@ -59,13 +59,13 @@ def matmul_variant() -> Variant:
     steps = apply_kernel(
         "matmul", specs, [Spec("float32", (40, 60))], {"transpose_a": False, "transpose_b": False}
     ).steps
-    assert isinstance(steps[-1], Step)
+    assert isinstance(steps[-1], LaunchStep)
     return steps[-1].variant()
 
 
 def loop_symbol() -> str:
-    turn = make_turn(["float32", "float32"], [[("add", (0, 1), "float32")]], [2])
-    return scalar_loop_symbol(ScalarProgram(None, turn, (1,), (), (), (), (None,)))
+    iteration = make_iteration(["float32", "float32"], [[("add", (0, 1), "float32")]], [2])
+    return scalar_loop_symbol(ScalarProgram(None, iteration, (1,), (), (), (), (None,)))
 
 
 # ── symbols ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -172,7 +172,7 @@ TOLD_OTHERWISE = {
     "flowrt.kernels.language.variants": "names what emits, and asks for it",
     "flowrt.kernels.tiles.micro": "its stubs carry a digest of `tile`; what kernels use of it they tell",
     "flowrt.kernels.emit.tile": "see `micro`",
-    "flowrt.kernels.language.folds": "kernels refer to its functions",
+    "flowrt.kernels.language.reductions": "kernels refer to its functions",
     "flowrt.kernels.store.background": "passes orders on",
     "flowrt.kernels.launch": "`direct` takes two numbers from it, and has it in its symbol",
     "flowrt.kernels.store.surroundings": "its answer is part of every symbol",
@@ -298,7 +298,9 @@ def test_fused_kernels_that_differ_go_by_different_names() -> None:
         (("float32", "float32"), (("add", (1, 1), "float32"), plain[1]), (3,), ()),
         (("float32", "float32"), (("subtract", (0, 1), "float32"), plain[1]), (3,), ()),
     ]
-    kernels = [fused_kernel(inputs, members, results, "cpu", folds) for inputs, members, results, folds in forms]
+    kernels = [
+        fused_kernel(inputs, members, results, "cpu", reductions) for inputs, members, results, reductions in forms
+    ]
     variants = [Variant(kernel, (), (1, 1, 1), "") for kernel in kernels]
     found = {name_of(variant) for variant in variants}
     assert None not in found

@@ -9,7 +9,7 @@ import pytest
 from loop_world import step_of
 
 import flowrt as fr
-from flowrt.kernels.composite.turn import Lanes, make_lanes, make_turn
+from flowrt.kernels.composite.iteration import LaneValues, make_iteration, make_lanes
 from flowrt.kernels.store import background
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def has_lanes(graph: fr.Graph) -> bool:
     """Whether the graph's last loop is one kernel that computes entries alike by loops."""
-    return any(isinstance(part, Lanes) for part in step_of(graph).program.body.parts)
+    return any(isinstance(part, LaneValues) for part in step_of(graph).program.body.parts)
 
 
 def answers(build: Callable[..., Any], *fed: Array) -> Any:
@@ -47,11 +47,11 @@ def test_rows_are_scanned_carried_and_stacked_lane_by_lane(size: int, far: float
     rows, first = rng.normal(size=(6, size)), rng.normal(size=size)
     rows[3, size // 2] *= far
 
-    def turn(v: Any, row: Any) -> Any:
+    def iteration(v: Any, row: Any) -> Any:
         v = fr.sin(v + row) * 0.5 + fr.where(row > 0, v, -0.25)
         return v, (fr.exp(-v * v), fr.sum(v))
 
-    last, (bells, sums) = answers(lambda v, x: fr.scan(turn, v, x, reverse=True), first, rows)
+    last, (bells, sums) = answers(lambda v, x: fr.scan(iteration, v, x, reverse=True), first, rows)
     v = first
     for t in reversed(range(6)):
         v = np.sin(v + rows[t]) * 0.5 + np.where(rows[t] > 0, v, -0.25)
@@ -60,15 +60,15 @@ def test_rows_are_scanned_carried_and_stacked_lane_by_lane(size: int, far: float
     np.testing.assert_allclose(last, v, rtol=1e-11)
 
 
-def test_vectors_that_are_carried_change_places_turn_around_and_are_read_at_indices() -> None:
+def test_vectors_that_are_carried_change_places_iteration_around_and_are_read_at_indices() -> None:
     rng = np.random.default_rng(4)
     first = [rng.integers(-50, 50, 40) for _ in range(3)]
 
-    def turn(i: Any, a: Any, b: Any, c: Any) -> Any:
+    def iteration(i: Any, a: Any, b: Any, c: Any) -> Any:
         following = (a * 3 - b + fr.take(c, fr.take(a, i % 40) % 40)) % 101
         return i + 1, b, fr.concat([c[1:], a[:1]], axis=0), following
 
-    got = answers(lambda *v: fr.while_loop(lambda i, *v: i < 30, turn, (np.int64(0), *v))[1:], *first)
+    got = answers(lambda *v: fr.while_loop(lambda i, *v: i < 30, iteration, (np.int64(0), *v))[1:], *first)
     a, b, c = first
     for i in range(30):
         a, b, c = b, np.concatenate([c[1:], a[:1]]), (a * 3 - b + c[a[i % 40] % 40]) % 101
@@ -79,11 +79,11 @@ def test_vectors_that_are_carried_change_places_turn_around_and_are_read_at_indi
 def test_loops_and_branches_inside_carry_vectors_too() -> None:
     first = np.linspace(-1, 1, 33, dtype=np.float32)
 
-    def turn(i: Any, v: Any) -> Any:
+    def iteration(i: Any, v: Any) -> Any:
         inner = fr.while_loop(lambda j, w: j < i, lambda j, w: (j + 1, fr.tanh(w) * 1.5 + v * 0.25), (i * 0, v))[1]
         return i + 1, fr.cond(fr.max(inner) > 1.2, lambda: inner * 0.5, lambda: inner + fr.min(v) * 0.125)
 
-    got = answers(lambda v: fr.while_loop(lambda i, v: i < 9, turn, (np.int32(0), v))[1], first)
+    got = answers(lambda v: fr.while_loop(lambda i, v: i < 9, iteration, (np.int32(0), v))[1], first)
     v = first.astype(np.float64)
     for i in range(9):
         w = v
@@ -97,10 +97,10 @@ def test_flags_and_small_integers_are_lanes_too() -> None:
     first = np.arange(50, dtype=np.int8)
     flags = first % 3 == 0
 
-    def turn(i: Any, v: Any, f: Any) -> Any:
+    def iteration(i: Any, v: Any, f: Any) -> Any:
         return i + 1, fr.where(f, v + np.int8(1), v), fr.logical_xor(f, v > 20)
 
-    v, f = answers(lambda v, f: fr.while_loop(lambda i, *_: i < 7, turn, (np.int64(0), v, f))[1:], first, flags)
+    v, f = answers(lambda v, f: fr.while_loop(lambda i, *_: i < 7, iteration, (np.int64(0), v, f))[1:], first, flags)
     known, known_flags = first, flags
     for _ in range(7):
         known, known_flags = np.where(known_flags, known + np.int8(1), known), known_flags ^ (known > 20)
@@ -110,7 +110,7 @@ def test_flags_and_small_integers_are_lanes_too() -> None:
 
 def test_lanes_name_values_of_their_inputs_dtype_that_come_before() -> None:
     lanes = make_lanes(["float32", "float32"], [("add", (0, 1), "float32")], [(0, 1), (2,)], 2)
-    assert make_turn(["float32"] * 3, [lanes], [3, 4]).answers == (np.float32,) * 2
+    assert make_iteration(["float32"] * 3, [lanes], [3, 4]).answers == (np.float32,) * 2
     for kinds in (["float32"] * 2, ["float32", "float64", "float32"]):
         with pytest.raises(fr.GraphError, match="lanes"):
-            make_turn(kinds, [lanes], [0])
+            make_iteration(kinds, [lanes], [0])

@@ -9,7 +9,7 @@ import pytest
 from loop_world import step_of
 
 import flowrt as fr
-from flowrt.kernels.composite.turn import Lookup, make_turn
+from flowrt.kernels.composite.iteration import Lookup, make_iteration
 from flowrt.kernels.store import background
 from flowrt.sched.loops.scalar_loops import why_launches
 
@@ -26,9 +26,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "was_tried", lambda symbol: True)
 
 
-def looped(turns: int, turn: Callable[[Any, Any], Any], first: Any) -> Any:
-    """``turn(number, carried)`` so many times."""
-    return fr.while_loop(lambda i, v: i < turns, lambda i, v: (i + 1, turn(i, v)), (np.int64(0), first))[1]
+def looped(iterations: int, iteration: Callable[[Any, Any], Any], first: Any) -> Any:
+    """``iteration(number, carried)`` so many times."""
+    return fr.while_loop(lambda i, v: i < iterations, lambda i, v: (i + 1, iteration(i, v)), (np.int64(0), first))[1]
 
 
 def both_ways(build: Callable[..., Any], *fed: Array, optimize: bool = True) -> list[Any]:
@@ -55,7 +55,7 @@ def test_a_large_table_of_any_dtype_is_read_where_it_lies(dtype: str) -> None:
     rng = np.random.default_rng(3)
     steps = rng.integers(-5000, 5000, 40)
 
-    def turn(i: Any, v: Any) -> Any:
+    def iteration(i: Any, v: Any) -> Any:
         return (v * 3 + fr.astype(fr.take(x, fr.take(where, i)), "int64")) % 1009
 
     wanted = 0
@@ -63,9 +63,9 @@ def test_a_large_table_of_any_dtype_is_read_where_it_lies(dtype: str) -> None:
         wanted = (wanted * 3 + int(table[at])) % 1009
     with fr.Graph() as graph:
         x, where = fr.placeholder(dtype, table.shape), fr.placeholder("int64", steps.shape)
-        last = looped(40, turn, np.int64(0))
+        last = looped(40, iteration, np.int64(0))
     step = step_of(graph)
-    assert step.program.captured == (0, 0)  # neither is loaded before the turns
+    assert step.program.captured == (0, 0)  # neither is loaded before the iterations
     for tapes in (True, False):
         with fr.BlockingSession(graph, options=fr.Options(threads=1, tapes=tapes)) as session:
             assert int(session.run(last, {x: table, where: steps})) == wanted
@@ -86,12 +86,12 @@ def test_indices_may_be_of_any_integer_dtype(dtype: str) -> None:
 def test_an_absent_row_reads_zero() -> None:
     table = np.arange(1, 401, dtype=np.float64)
 
-    def turn(i: Any, v: Any) -> Any:
+    def iteration(i: Any, v: Any) -> Any:
         return v + fr.take(x, fr.where(fr.equal(i % 2, 0), i, np.int64(ABSENT)))
 
     with fr.Graph() as graph:
         x = fr.placeholder("float64", (400,))
-        last = looped(10, turn, np.float64(0))
+        last = looped(10, iteration, np.float64(0))
     step_of(graph)
     with fr.BlockingSession(graph) as session:
         assert float(session.run(last, {x: table})) == 1 + 3 + 5 + 7 + 9
@@ -101,7 +101,7 @@ def test_rows_and_columns_of_tables_are_read() -> None:
     rng = np.random.default_rng(5)
     rows, columns = rng.integers(-9, 9, (200, 3)), rng.integers(-9, 9, (2, 150))
 
-    def turn(i: Any, v: Any) -> Any:
+    def iteration(i: Any, v: Any) -> Any:
         pair = fr.take(rows_fed, fr.stack([i, v[0] % 200]))
         column = fr.take(columns_fed, (v[1] - i) % 150, axis=1)
         return (pair[0] + pair[1] * 2 + fr.sum(column)) % 1000
@@ -109,7 +109,7 @@ def test_rows_and_columns_of_tables_are_read() -> None:
     def build(*fed: Any) -> Any:
         nonlocal rows_fed, columns_fed
         rows_fed, columns_fed = fed
-        return looped(25, turn, fr.constant(np.array([1, 2, 3])))
+        return looped(25, iteration, fr.constant(np.array([1, 2, 3])))
 
     rows_fed = columns_fed = None
     v = np.array([1, 2, 3])
@@ -122,11 +122,11 @@ def test_small_tables_constants_and_what_is_carried_are_read_at_indices_and_as_t
     known, table = np.array([4, 0, 2, 1, 3]), np.array([10, 20, 30, 40])
 
     def build(x: Any) -> Any:
-        def turn(i: Any, v: Any) -> Any:
+        def iteration(i: Any, v: Any) -> Any:
             here = fr.take(known, v[0] % 5) + fr.take(v, i % 3) + fr.take(np.arange(500), v[1] % 500)
             return fr.stack([v[1] + here, v[2] + fr.take(x, i % 4) - x[2], fr.sum(x) + fr.take(v, i % 3 - 3)]) % 997
 
-        return looped(30, turn, fr.constant(np.array([1, 2, 3])))
+        return looped(30, iteration, fr.constant(np.array([1, 2, 3])))
 
     v = np.array([1, 2, 3])
     for i in range(30):
@@ -163,10 +163,10 @@ def test_conditions_branches_and_loops_inside_look_up_too() -> None:
 
 def test_one_hot_codes_are_made_entry_by_entry() -> None:
     def build(x: Any) -> Any:
-        def turn(i: Any, v: Any) -> Any:
+        def iteration(i: Any, v: Any) -> Any:
             return v + fr.one_hot(fr.take(x, i), 6, "int64") + fr.one_hot(fr.astype(i, "int8"), 6, "int64")
 
-        return looped(300, turn, fr.constant(np.zeros(6, np.int64)))
+        return looped(300, iteration, fr.constant(np.zeros(6, np.int64)))
 
     fed = np.arange(300) % 7 - 1
     numbers = np.concatenate([fed, np.arange(300).astype(np.int8)])
@@ -177,21 +177,21 @@ def test_one_hot_codes_are_made_entry_by_entry() -> None:
 
 
 def failing(kind: str) -> Callable[..., Any]:
-    def turn(x: Any, i: Any, v: Any) -> Any:
+    def iteration(x: Any, i: Any, v: Any) -> Any:
         if kind == "inside":
             return looped(5, lambda j, w: w + fr.take(x, 100 * i + j, name="peek"), v)
         if kind == "below":
             return v + fr.take(x, -20 * i, name="peek")
         return v + fr.cond(i > 16, lambda: fr.take(x, i * 20, name="peek"), lambda: fr.take(x, 19 * 17 - 20 * i))
 
-    return lambda x: looped(40, lambda i, v: turn(x, i, v), np.int64(0))
+    return lambda x: looped(40, lambda i, v: iteration(x, i, v), np.int64(0))
 
 
 @pytest.mark.parametrize(
-    ("kind", "turns"),
+    ("kind", "iterations"),
     [("inside", "turn 2 of turn 4"), ("below", "turn 18"), ("branch", "turn 18")],
 )
-def test_an_index_out_of_range_fails_as_it_does_node_by_node(kind: str, turns: str) -> None:
+def test_an_index_out_of_range_fails_as_it_does_node_by_node(kind: str, iterations: str) -> None:
     fed = np.arange(301 if kind == "inside" else 320 if kind == "below" else 325)
     with fr.Graph() as graph:
         x = fr.placeholder("int64", fed.shape)
@@ -206,7 +206,7 @@ def test_an_index_out_of_range_fails_as_it_does_node_by_node(kind: str, turns: s
             session.run(last, {x: fed})
         said.append(str(caught.value))
     assert "peek' (" in said[0]
-    assert f" in {turns} of loop 'while_loop'" in said[0]
+    assert f" in {iterations} of loop 'while_loop'" in said[0]
 
 
 def test_an_unsigned_index_that_int64_lacks_is_out_of_range() -> None:
@@ -230,12 +230,12 @@ def test_a_step_that_failed_may_be_run_again() -> None:
     step_of(graph)
     with fr.BlockingSession(graph, options=fr.Options(threads=1)) as session:
         step = session.compile(last, [x, n])
-        for turns in (7, 301, 300, 302, 5):
-            if turns > 300:
+        for iterations in (7, 301, 300, 302, 5):
+            if iterations > 300:
                 with pytest.raises(fr.FlowrtError, match="in turn 301 of loop"):
-                    step(np.ones(300, np.float32), np.int64(turns))
+                    step(np.ones(300, np.float32), np.int64(iterations))
             else:
-                assert float(step(np.ones(300, np.float32), np.int64(turns))) == turns
+                assert float(step(np.ones(300, np.float32), np.int64(iterations))) == iterations
 
 
 def test_gradients_through_lookups_are_added_up_in_the_table() -> None:
@@ -287,7 +287,7 @@ def test_a_lookup_names_only_values_that_come_before() -> None:
     fits = {"table": 0, "size": 1, "index": 2, "guard": None, "pitch": 1, "offsets": (0,)}
     facts: dict[str, Any] = {**fits, "dtype": np.dtype("float32"), "number": 0}
     kinds = ["int64", "int64", "int64", "int32"]
-    assert make_turn(kinds, [Lookup(**facts)], [4]).answers == (np.float32,)
+    assert make_iteration(kinds, [Lookup(**facts)], [4]).answers == (np.float32,)
     for wrong in ({"index": 9}, {"index": 3}, {"table": 7}, {"guard": 8}, {"entries": (0, 1)}):
         with pytest.raises(fr.GraphError, match="lookup"):
-            make_turn(kinds, [Lookup(**{**facts, **wrong})], [0])
+            make_iteration(kinds, [Lookup(**{**facts, **wrong})], [0])

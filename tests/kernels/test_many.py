@@ -15,7 +15,7 @@ from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.fusion import fused
 from flowrt.kernels.fusion.fused import fused_kernel
 from flowrt.kernels.language.table import Call, View, require_kernel
-from flowrt.kernels.launch import Step
+from flowrt.kernels.launch import LaunchStep
 from flowrt.kernels.store.background import wait_compiled
 from flowrt.sched.tape import recording
 from flowrt.sched.tape.gathering import HELD, SMALL, gather
@@ -28,7 +28,7 @@ FUSED = fused_kernel(("float32",) * 2, (("add", (0, 1), "float32"), ("multiply",
 
 @dataclass(frozen=True)
 class Candidate:
-    step: Step
+    step: LaunchStep
     storages: list[Any]
     sizes: tuple[int, ...]
 
@@ -39,7 +39,7 @@ def random_launches(rng: random.Random, count: int) -> list[Candidate]:
     made = []
     for _ in range(count):
         kernel = FUSED if rng.random() < 0.8 else require_kernel("add", "cpu", [F4] * 3)
-        step = Step(kernel, (0, 1, 2), (F4,) * 3, Call((View.dense((4,)),) * 3), 2)
+        step = LaunchStep(kernel, (0, 1, 2), (F4,) * 3, Call((View.dense((4,)),) * 3), 2)
         nbytes = rng.choice([16, 1024, SMALL // 3, SMALL])
         made.append(Candidate(step, rng.choices(memory, k=3), (nbytes,) * 3))
     return made
@@ -68,14 +68,14 @@ def test_the_order_that_matters_is_kept(seed: int) -> None:
 
 
 def test_what_only_ends_needs_runs_as_one() -> None:
-    step = Step(FUSED, (0, 1, 2), (F4,) * 3, Call((View.dense((4,)),) * 3), 2)
+    step = LaunchStep(FUSED, (0, 1, 2), (F4,) * 3, Call((View.dense((4,)),) * 3), 2)
     launches = [Candidate(step, [object(), object(), object()], (16,) * 3) for _ in range(5)]
     assert gather(launches, [()] * 5) == [([0, 1, 2, 3, 4], 5)]
     assert gather(launches, [(), (), (), (1,), ()]) == [([1], 3), ([0, 2, 3, 4], 5)]
 
 
 def test_no_more_is_put_off_than_a_cache_holds_and_nothing_that_is_large() -> None:
-    step = Step(FUSED, (0, 1, 2), (F4,) * 3, Call((View.dense((4,)),) * 3), 2)
+    step = LaunchStep(FUSED, (0, 1, 2), (F4,) * 3, Call((View.dense((4,)),) * 3), 2)
     fits = HELD // SMALL
     launches = [Candidate(step, [object(), object(), object()], (SMALL - 2, 1, 1)) for _ in range(fits + 4)]
     assert gather(launches, [()] * len(launches)) == [
@@ -87,8 +87,8 @@ def test_no_more_is_put_off_than_a_cache_holds_and_nothing_that_is_large() -> No
 
 
 def test_what_folds_is_not_put_off() -> None:
-    folding = fused_kernel(("float32",) * 2, (("add", (0, 1), "float32"),), (), "cpu", ((2, "sum"),))
-    step = Step(folding, (0, 1, 2), (F4,) * 3, Call((View.dense((4,)),) * 3), 2)
+    reducing = fused_kernel(("float32",) * 2, (("add", (0, 1), "float32"),), (), "cpu", ((2, "sum"),))
+    step = LaunchStep(reducing, (0, 1, 2), (F4,) * 3, Call((View.dense((4,)),) * 3), 2)
     launches = [Candidate(step, [object(), object(), object()], (16,) * 3) for _ in range(3)]
     assert gather(launches, [()] * 3) == [([0], 0), ([1], 1), ([2], 2)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -32,9 +32,9 @@ def test_exponentials_are_kept_and_differences_computed_again() -> None:
     plan = plan_rows(express((F8,), SOFTMAX, (2, 5)), [False], [False, False])
     assert plan == RowPlan(
         loops=(
-            Loop(before=(), reads=(0,), again=(), computes=(), keeps=(), folds=(1,), totals=(), writes=()),
-            Loop(before=(), reads=(0,), again=(), computes=(2, 3), keeps=(3,), folds=(4,), totals=(), writes=()),
-            Loop(before=(), reads=(0,), again=(3,), computes=(2, 5), keeps=(), folds=(), totals=(), writes=(0, 1)),
+            Loop(before=(), reads=(0,), again=(), computes=(), keeps=(), reductions=(1,), totals=(), writes=()),
+            Loop(before=(), reads=(0,), again=(), computes=(2, 3), keeps=(3,), reductions=(4,), totals=(), writes=()),
+            Loop(before=(), reads=(0,), again=(3,), computes=(2, 5), keeps=(), reductions=(), totals=(), writes=(0, 1)),
         ),
         behind=(),
         row_results=(),
@@ -52,14 +52,14 @@ def test_what_is_the_same_along_a_row_is_computed_once() -> None:
     )
     plan = plan_rows(express((F8, F8), members, (6,)), [False, True], [True])
     (loop,) = plan.loops
-    assert (loop.before, loop.computes, loop.folds) == ((2,), (3,), (4,))
+    assert (loop.before, loop.computes, loop.reductions) == ((2,), (3,), (4,))
     assert (plan.behind, plan.row_results) == ((5, 6), (0,))
 
 
 def test_folds_of_the_same_loop_share_it() -> None:
     members = (("max", (0,), F8), ("min", (0,), F8), ("subtract", (1, 2), F8), ("divide", (0, 3), F8))
     plan = plan_rows(express((F8,), members, (4,)), [False], [False])
-    assert [loop.folds for loop in plan.loops] == [(1, 2), ()]
+    assert [loop.reductions for loop in plan.loops] == [(1, 2), ()]
     assert plan.loops[1].before == (3,)
 
 
@@ -79,15 +79,17 @@ def random_expression(rng: np.random.Generator) -> tuple[Expression, list[bool],
     members.append(("sum", (0,), F8))
     fixed.append(True)
     results = tuple(int(n) for n in {len(fixed) - 1, *rng.integers(3, len(fixed), size=3)})
-    folds = ((int(rng.integers(len(fixed))), "sum"),)
-    return express((F8,) * 3, tuple(members), results, "cpu", folds), fixed[:3], [fixed[n] for n in results]
+    reductions = ((int(rng.integers(len(fixed))), "sum"),)
+    return express((F8,) * 3, tuple(members), results, "cpu", reductions), fixed[:3], [fixed[n] for n in results]
 
 
 def in_one_go(expression: Expression, inputs: list[Any]) -> list[Any]:
     values = list(inputs)
     for member in expression.members:
         taken = [values[n] for n in member.operands]
-        values.append(FOLDS[member.op](np.broadcast_to(taken[0], 7)) if member.folds_row else _apply(member.op, taken))
+        values.append(
+            FOLDS[member.op](np.broadcast_to(taken[0], 7)) if member.reduces_row else _apply(member.op, taken)
+        )
     return values
 
 
@@ -109,8 +111,8 @@ def by_plan(expression: Expression, plan: RowPlan, inputs: list[Any]) -> tuple[d
         compute(expression, loop.computes, values)
         kept |= {n: values[n] for n in loop.keeps}
         written |= {at: values[expression.results[at]] for at in loop.writes}
-        totals |= {at: values[expression.folds[at][0]] for at in loop.totals}
-        for n in loop.folds:
+        totals |= {at: values[expression.reductions[at][0]] for at in loop.totals}
+        for n in loop.reductions:
             member = expression.members[n - first]
             fixed[n] = FOLDS[member.op](np.broadcast_to(values[member.operands[0]], 7))
     compute(expression, plan.behind, fixed)
@@ -137,5 +139,5 @@ def test_random_plans_compute_what_the_expression_does(seed: int) -> None:
     for at, found in written.items():
         np.testing.assert_array_equal(found, judge[expression.results[at]], err_msg=f"seed {seed}")
     for at, found in totals.items():
-        np.testing.assert_array_equal(found, judge[expression.folds[at][0]], err_msg=f"seed {seed}")
-    assert len(totals) == len(expression.folds)
+        np.testing.assert_array_equal(found, judge[expression.reductions[at][0]], err_msg=f"seed {seed}")
+    assert len(totals) == len(expression.reductions)

@@ -183,7 +183,7 @@ def test_sizes_only_a_step_knows_do_not_matter() -> None:
     assert fused_alone(plan_of(softmax, (None, None)))
 
 
-def test_what_is_folded_over_other_axes_is_not_read_again() -> None:
+def test_what_is_reduced_over_other_axes_is_not_read_again() -> None:
     def build(x: Any) -> Any:
         return x * 2.0 - fr.sum(x * 2.0, 0, keepdims=True)
 
@@ -343,7 +343,7 @@ def test_columns_are_totalled_beside_rows(dtype: str) -> None:
             np.testing.assert_allclose(found, judge, rtol=1e-6, atol=1e-3)
 
 
-def test_integers_are_folded_exactly() -> None:
+def test_integers_are_reduced_exactly() -> None:
     members = (
         ("max", (0,), "int64", ALONG),
         ("subtract", (0, 1), "int64", ()),

@@ -62,8 +62,8 @@ def run_line(np_or_fr: Any, line: Line, values: list[Any], axes: tuple[int, ...]
         case "sum":
             return np_or_fr.tanh(np_or_fr.sum(taken[0], axis=axes, keepdims=True))
     if op.startswith("bare"):
-        folded = getattr(np_or_fr, op.split()[1])(taken[0], axis=axes)
-        return np_or_fr.expand_dims(np_or_fr.tanh(folded), axes)
+        reduced = getattr(np_or_fr, op.split()[1])(taken[0], axis=axes)
+        return np_or_fr.expand_dims(np_or_fr.tanh(reduced), axes)
     return getattr(np_or_fr, op)(taken[0], axis=axes, keepdims=True)
 
 

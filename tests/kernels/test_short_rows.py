@@ -66,7 +66,7 @@ SHAPES: list[tuple[tuple[int, ...], Any]] = [
 
 
 @pytest.mark.parametrize(("op", "dtype"), [("sum", "float32"), ("max", "float32"), ("any", "bool"), ("max", "uint8")])
-def test_short_rows_are_folded_as_long_ones_are(op: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_rows_are_reduced_as_long_ones_are(op: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     print("seed 11")
     rng = np.random.default_rng(11)
     for shape, axis in SHAPES:

@@ -12,8 +12,8 @@ from loop_world import step_of
 
 import flowrt as fr
 import flowrt.sched.loops.nesting
+from flowrt.kernels.composite.iteration import InnerLoop, LaneValues, Lookup, ScalarIteration, make_iteration
 from flowrt.kernels.composite.scalar_loop import ScalarLoopStep, read_program
-from flowrt.kernels.composite.turn import InnerLoop, Lanes, Lookup, Turn, make_turn
 from flowrt.kernels.language.expression import Expression
 from flowrt.kernels.store import background
 from flowrt.sched.loops.scalar_loops import apply_scalar_loop
@@ -32,23 +32,23 @@ def is_unrolled(graph: fr.Graph) -> bool:
 # ── a program, read in Python ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def take_turn(turn: Turn, inputs: Sequence[Any]) -> list[Any]:
-    """What a turn answers."""
+def take_iteration(iteration: ScalarIteration, inputs: Sequence[Any]) -> list[Any]:
+    """What an iteration answers."""
     values = list(inputs)
-    for part in turn.parts:
+    for part in iteration.parts:
         if isinstance(part, Expression):
             with np.errstate(all="ignore"):
                 values += part.function()(*values)
         elif isinstance(part, Lookup):
             values += look_up(part, values)
-        elif isinstance(part, Lanes):
+        elif isinstance(part, LaneValues):
             values += take_lanes(part, values)
         else:
             values += run_inside(part, values)
-    return [values[i] for i in turn.results]
+    return [values[i] for i in iteration.results]
 
 
-def take_lanes(lanes: Lanes, values: Sequence[Any]) -> list[Any]:
+def take_lanes(lanes: LaneValues, values: Sequence[Any]) -> list[Any]:
     """What entries alike come to: the results of every member, lane by lane."""
     apply, found = lanes.expression.function(), []
     for lane in range(lanes.count):
@@ -75,8 +75,8 @@ def run_inside(loop: InnerLoop, values: Sequence[Any]) -> list[Any]:
     bounds = [n for n in (loop.limit, None if loop.count is None else max(int(values[loop.count]), 0)) if n is not None]
     most = 0 if loop.guard is not None and not values[loop.guard] else min(bounds) if bounds else math.inf
     state, captured, done = [values[i] for i in loop.first], [values[i] for i in loop.captured], 0
-    while done < most and (loop.cond is None or take_turn(loop.cond, [*state, *captured])[0]):
-        state, done = take_turn(loop.body, [*state, *captured]), done + 1
+    while done < most and (loop.cond is None or take_iteration(loop.cond, [*state, *captured])[0]):
+        state, done = take_iteration(loop.body, [*state, *captured]), done + 1
     return [*state, np.int64(done)]
 
 
@@ -159,9 +159,9 @@ def follow(lines: Sequence[Any], values: Sequence[Any]) -> Any:
     return known[-1] % 1001
 
 
-def loop_of(turns: int, limited: bool, body: Sequence[Any], x: Any, y: Any, before: Sequence[Any]) -> Any:
+def loop_of(iterations: int, limited: bool, body: Sequence[Any], x: Any, y: Any, before: Sequence[Any]) -> Any:
     return fr.while_loop(
-        lambda i, v: fr.logical_and(i < turns, fr.sum(v) < 900) if turns else fr.less(i + y[0] * 0, 2),
+        lambda i, v: fr.logical_and(i < iterations, fr.sum(v) < 900) if iterations else fr.less(i + y[0] * 0, 2),
         lambda i, v: (i + 1, follow(body, [*before, v])),
         (np.int64(0), x),
         maximum_iterations=2 if limited else None,
@@ -173,10 +173,10 @@ def random_loop(seed: int, size: int) -> tuple[fr.Graph, list[Any], Any, list[Ar
     rng = random.Random(seed)
     body = draw(rng, 2, 2)
     fed = [np.array([rng.randint(-9, 9) for _ in range(size)]) for _ in range(2)]
-    turns = rng.randint(1, 4)
+    iterations = rng.randint(1, 4)
 
     def made(x: Any, y: Any) -> Any:
-        return loop_of(turns, False, body, x, y, [y])
+        return loop_of(iterations, False, body, x, y, [y])
 
     with fr.Graph() as graph:
         feeds = [fr.placeholder("int64", (size,)) for _ in fed]
@@ -239,8 +239,8 @@ def test_a_loop_of_scalars_in_a_loop_of_scalars_is_one_kernel() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_loop_in_a_branch_takes_no_turn_where_the_branch_is_not_chosen() -> None:
-    def turn(i: Any, v: Any) -> Any:
+def test_a_loop_in_a_branch_takes_no_iteration_where_the_branch_is_not_chosen() -> None:
+    def iteration(i: Any, v: Any) -> Any:
         def never_ends() -> Any:
             return fr.while_loop(lambda w: w < 9.0, lambda w: w * 1.0, v)
 
@@ -248,41 +248,41 @@ def test_a_loop_in_a_branch_takes_no_turn_where_the_branch_is_not_chosen() -> No
 
     with fr.Graph() as graph:
         x = fr.placeholder("float64", ())
-        last = fr.while_loop(lambda i, v: i < 10, turn, (np.int32(0), x))[1]
+        last = fr.while_loop(lambda i, v: i < 10, iteration, (np.int32(0), x))[1]
     assert is_unrolled(graph)
     assert float(compiled(graph, last, [x], np.float64(1.5))) == 192.0
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_loop_inside_that_no_turn_changes_is_run_when_the_first_turn_needs_it() -> None:
+def test_a_loop_inside_that_no_iteration_changes_is_run_when_the_first_iteration_needs_it() -> None:
     with fr.Graph() as graph:
         n, m, x = fr.placeholder("int64", ()), fr.placeholder("int64", ()), fr.placeholder("float64", ())
 
         def inside() -> tuple[Any, Any]:  # without end where n is below 0
             start = (np.int64(0), np.int64(1), np.ones(9))
-            turn = lambda i, a, v: (i + 1, (a * 3 + i) % 1009, v * x + 1.0)  # noqa: E731
-            return fr.while_loop(lambda i, a, v: fr.not_equal(i, n), turn, start)[1:]
+            iteration = lambda i, a, v: (i + 1, (a * 3 + i) % 1009, v * x + 1.0)  # noqa: E731
+            return fr.while_loop(lambda i, a, v: fr.not_equal(i, n), iteration, start)[1:]
 
-        def turn(i: Any, s: Any, v: Any) -> Any:
+        def iteration(i: Any, s: Any, v: Any) -> Any:
             a, w = inside()
             return i + 1, (s * 7 + a) % 1013, v + w
 
-        last = fr.while_loop(lambda i, s, v: i < m, turn, (np.int64(0), np.int64(0), np.zeros(9)))[1:]
+        last = fr.while_loop(lambda i, s, v: i < m, iteration, (np.int64(0), np.int64(0), np.zeros(9)))[1:]
     assert is_unrolled(graph)
-    for turns, outer in ((5, 6), (0, 3), (-1, 0)):
+    for iterations, outer in ((5, 6), (0, 3), (-1, 0)):
         a, w, s = 1, 1.0, 0
-        for i in range(turns):
+        for i in range(iterations):
             a, w = (a * 3 + i) % 1009, w * 0.5 + 1.0
         for _ in range(outer):
             s = (s * 7 + a) % 1013
-        got = compiled(graph, last, [n, m, x], np.int64(turns), np.int64(outer), np.float64(0.5))
+        got = compiled(graph, last, [n, m, x], np.int64(iterations), np.int64(outer), np.float64(0.5))
         assert int(got[0]) == s
         np.testing.assert_allclose(got[1], np.full(9, outer * w), rtol=1e-15)
 
 
 @pytest.mark.usefixtures("at_once")
 def test_a_state_of_three_numbers_is_carried_scanned_and_stacked_as_scalars() -> None:
-    def turn(state: Any, row: Any) -> Any:
+    def iteration(state: Any, row: Any) -> Any:
         product = fr.matmul(m, fr.expand_dims(state, 1))[:, 0]
         following = state + 0.1 * (product - fr.mean(state) * fr.tanh(row))
         return following, fr.stack([following[2], fr.max(following)])
@@ -292,7 +292,7 @@ def test_a_state_of_three_numbers_is_carried_scanned_and_stacked_as_scalars() ->
     with fr.Graph() as graph:
         feeds = [fr.placeholder("float64", shape) for shape in ((3,), (5, 3), (3, 3))]
         m = feeds[2]
-        last, stacked = fr.scan(turn, feeds[0], feeds[1], reverse=True)
+        last, stacked = fr.scan(iteration, feeds[0], feeds[1], reverse=True)
         slopes = fr.gradients([fr.sum(last * last) + fr.sum(stacked)], feeds)
     assert is_unrolled(graph)  # the loop backwards
     got = compiled(graph, [last, stacked, *slopes], feeds, first, rows, matrix)
@@ -364,10 +364,10 @@ def test_a_small_layer_is_unrolled_as_passes_leave_it(monkeypatch: pytest.Monkey
 # ── what is unrolled ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def loop_over(shape: tuple[int, ...], turn: Callable[[Any], Any]) -> fr.Graph:
+def loop_over(shape: tuple[int, ...], iteration: Callable[[Any], Any]) -> fr.Graph:
     with fr.Graph() as graph:
         x = fr.placeholder("float32", shape)
-        fr.while_loop(lambda i, v: i < 9, lambda i, v: (i + 1, turn(v)), (np.int32(0), x))
+        fr.while_loop(lambda i, v: i < 9, lambda i, v: (i + 1, iteration(v)), (np.int32(0), x))
     return graph
 
 
@@ -395,15 +395,17 @@ def test_divisors_are_known_to_the_kernel_and_factors_are_not() -> None:
     assert sorted(constants(3, 0.5), key=str) == [3, 90, None]
 
 
-def test_a_turn_names_only_values_that_come_before() -> None:
-    body = make_turn(["int64"], [[("add", (0, 0), "int64")]], [1])
+def test_an_iteration_names_only_values_that_come_before() -> None:
+    body = make_iteration(["int64"], [[("add", (0, 0), "int64")]], [1])
     for loop in (
         InnerLoop(None, body, (1,), (), 3, None, None),
         InnerLoop(None, body, (0,), (0,), 3, None, None),
         InnerLoop(None, body, (0,), (), None, None, 5),
     ):
         with pytest.raises(fr.GraphError, match="loop"):
-            make_turn(["int64"], [loop], [0])
+            make_iteration(["int64"], [loop], [0])
     with pytest.raises(fr.GraphError, match="cannot answer"):
-        make_turn(["int64"], [], [1])
-    assert make_turn(["int64"], [InnerLoop(None, body, (0,), (), 3, None, None)], [1, 2]).answers == (np.int64,) * 2
+        make_iteration(["int64"], [], [1])
+    assert (
+        make_iteration(["int64"], [InnerLoop(None, body, (0,), (), 3, None, None)], [1, 2]).answers == (np.int64,) * 2
+    )

@@ -12,7 +12,7 @@ import flowrt as fr
 from flowrt.base.device import Device
 from flowrt.ops.fused import parts_of
 from flowrt.passes import compile_step
-from flowrt.passes.fuse import MAX_FOLDS
+from flowrt.passes.fuse import MAX_REDUCTIONS
 from flowrt.session.runners import fusible, supports
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_a_group_may_end_in_sums_and_means() -> None:
 
 def test_a_group_may_end_in_folds_of_every_kind() -> None:
     kinds = (fr.sum, fr.mean, fr.max, fr.min, fr.prod)
-    found = ops(plan_of(lambda x: [fold(fr.exp(x) * 2.0) for fold in kinds], (4, 3)))
+    found = ops(plan_of(lambda x: [reduction(fr.exp(x) * 2.0) for reduction in kinds], (4, 3)))
     assert found == [["exp", "multiply", "sum", "mean", "max", "min", "prod"]]
     found = ops(plan_of(lambda x: [fr.any(x * 2.0 > 1.0), fr.all(x * 2.0 > 1.0)], (4, 3)))
     assert found == [["multiply", "greater", "any", "all"]]
@@ -90,7 +90,7 @@ def test_a_group_may_end_in_folds_of_every_kind() -> None:
 
 def test_folds_are_bounded() -> None:
     found = ops(plan_of(lambda x: [fr.sum(fr.exp(x) * float(n), axis=0) for n in range(20)], (4, 3)))
-    assert max(group.count("sum") for group in found) <= MAX_FOLDS
+    assert max(group.count("sum") for group in found) <= MAX_REDUCTIONS
 
 
 def test_what_takes_a_sum_is_of_another_group() -> None:
@@ -248,7 +248,7 @@ def test_one_node_computes_all_of_an_optimisers_update() -> None:
     assert len(fused[0].outputs) == 3
 
 
-def test_a_fold_joins_the_group_that_reads_what_it_folds() -> None:
+def test_a_reduce_joins_the_group_that_reads_what_it_folds() -> None:
     def bias(x: Any, dy: Any) -> Any:
         return [fr.sum(dy, 0), dy * fr.exp(x)]
 
@@ -257,11 +257,11 @@ def test_a_fold_joins_the_group_that_reads_what_it_folds() -> None:
 
     (group,) = ops(plan_of(bias, (5, 3), (5, 3)))
     assert sorted(group) == ["exp", "multiply", "sum"]
-    folds = [group.count("sum") for group in ops(plan_of(norm, (5, 3), (3,), (3,), (5, 3))) if len(group) > 1]
-    assert folds == [4]  # of rows two, and of columns two
+    reductions = [group.count("sum") for group in ops(plan_of(norm, (5, 3), (3,), (3,), (5, 3))) if len(group) > 1]
+    assert reductions == [4]  # of rows two, and of columns two
 
 
-def test_a_fold_does_not_join_a_group_that_would_lose_who_waits_for_it() -> None:
+def test_a_reduce_does_not_join_a_group_that_would_lose_who_waits_for_it() -> None:
     def build(x: Any) -> Any:
         return fr.exp(x) * fr.sum(x, 0)
 

@@ -126,14 +126,14 @@ def test_a_fetch_of_a_merged_node_follows_it() -> None:
 # ── fold_constants ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def fold(fetches: list[Tensor], feeds: Any = (), **options: Any) -> StepGraph:
+def reduction(fetches: list[Tensor], feeds: Any = (), **options: Any) -> StepGraph:
     return fold_constants(prune(fetches[0].graph, fetches, [], feeds), evaluate, **options)
 
 
 def test_constants_are_computed_once_under_the_name_of_what_they_replace() -> None:
     with Graph():
         y = add(multiply(constant([1.0, 2.0]), 3.0), 1.0, name="y")
-    step = fold([y])
+    step = reduction([y])
     assert names(step) == ["y"]
     node = named(step, "y")
     assert (node.op.name, node.attrs["value"].tolist(), node.site) == ("constant", [4.0, 7.0], y.op.site)
@@ -144,7 +144,7 @@ def test_a_known_shape_is_a_constant_although_its_tensor_is_not() -> None:
         x = placeholder("float32", (3, 5), name="x")
         unknown = placeholder("float32", (None, 5), name="unknown")
         a, b = shape_of(x), shape_of(unknown)
-    step = fold([a, b], [x, unknown])
+    step = reduction([a, b], [x, unknown])
     assert [node.op.name for node in step.nodes.values()] == ["constant", "shape_of"]
 
 
@@ -153,7 +153,7 @@ def test_what_takes_only_the_shape_of_a_tensor_does_not_wait_for_it() -> None:
     with Graph():
         x, unknown = placeholder("float32", (2, 3)), placeholder("float32", (None,))
         a, b = full_like(negative(x), 2.0, name="a"), full_like(unknown, 2.0, name="b")
-    step = fold([a, b], [x, unknown])
+    step = reduction([a, b], [x, unknown])
     np.testing.assert_array_equal(named(step, "a").attrs["value"], np.full((2, 3), 2.0, np.float32))
     assert [node.op.name for node in step.nodes.values() if node.name in "ab"] == ["constant", "full_like"]
     assert all(node.op.name != "negative" for node in step.nodes.values())
@@ -164,7 +164,7 @@ def truncate(x: Spec) -> Spec:
     return Spec("int64", x.dims)
 
 
-def test_folding_refines_the_shapes_behind_it() -> None:
+def test_reducing_refines_the_shapes_behind_it() -> None:
     with Graph():
         floats = constant(np.array([2.0, 3.0]))
         shape = floats.graph.apply(Op(truncate), [floats], {})[0]
@@ -190,18 +190,18 @@ def test_large_results_stateful_nodes_and_switched_ones_are_left() -> None:
         v = Variable([1.0], name="v")
         read = negative(v.read(), name="read")
         side = shape_of(switch(constant([1.0]), True)[1], name="side")
-    assert named(fold([big], largest=99), "big").op.name == "negative"
-    assert named(fold([read]), "read").op.name == "negative"
-    assert named(fold([side]), "side").op.name == "shape_of"
+    assert named(reduction([big], largest=99), "big").op.name == "negative"
+    assert named(reduction([read]), "read").op.name == "negative"
+    assert named(reduction([side]), "side").op.name == "shape_of"
 
 
-def test_folding_a_shape_leaves_no_change_of_state_out() -> None:
+def test_reducing_a_shape_leaves_no_change_of_state_out() -> None:
     with Graph():
         v = Variable([1.0], name="v")
         with control_dependencies([v.assign_add([1.0])]):
             size = shape_of(v.read(), name="size")
         plain = shape_of(v, name="plain")
-    step = fold([size, plain])
+    step = reduction([size, plain])
     assert [named(step, name).op.name for name in ("size", "plain")] == ["shape_of", "constant"]
     assert any(node.op.name == "assign_add" for node in step.nodes.values())
 

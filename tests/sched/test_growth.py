@@ -72,7 +72,7 @@ def fan(n: int) -> Made:
     return [y, *fr.gradients(y, [x])], [x]
 
 
-def folds(n: int) -> Made:
+def reductions(n: int) -> Made:
     x = fr.placeholder("float32", (5, 4))
     parts = [fr.tanh(x * float(i)) for i in range(n)]
     return [fr.add_n([fr.sum(part) + fr.max(fr.exp(part), axis=0) for part in parts])], [x]
@@ -165,7 +165,7 @@ PROGRAMS: dict[str, Callable[[int], Made]] = {
         chain_and_gradients,
         residual_layers,
         fan,
-        folds,
+        reductions,
         layers_side_by_side,
         feeds_and_fetches,
         controls,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from places import PYTHONPATH, file_of
 
-JOBS = ("mlp", "embedding", "cnn", "lstm", "recurrent", "turning", "mixed", "second_order")
+JOBS = ("mlp", "embedding", "cnn", "lstm", "recurrent", "transposing", "mixed", "second_order")
 pytestmark = pytest.mark.timeout(300)
 
 

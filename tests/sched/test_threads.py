@@ -37,8 +37,8 @@ def random_steps(rng: np.random.Generator) -> Plan:
         else:
             values.append(make.node(str(rng.choice(TWO)), values[-1], int(rng.choice(values))))
     fused = make.node("fused", *values[-3:], rate, members=MOMENTUM, results=(7, 5), _many=4)
-    folds = [make.node(op, fused, axis=axis, keepdims=False) for op in ("sum", "max") for axis in (0, 1)]
-    return make.plan(values[-1], fused, fused + 1, make.node("softmax", fused, axis=-1), *folds)
+    reductions = [make.node(op, fused, axis=axis, keepdims=False) for op in ("sum", "max") for axis in (0, 1)]
+    return make.plan(values[-1], fused, fused + 1, make.node("softmax", fused, axis=-1), *reductions)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -20,8 +20,8 @@ from flowrt.base.spec import Spec
 from flowrt.base.traits import is_alias
 from flowrt.graph import Graph
 from flowrt.kernels.fusion.program import fused_kernel
-from flowrt.kernels.language.table import KERNELS, Call, Form, Kernel, View, find_kernel
-from flowrt.kernels.launch import ENTRY_TYPE, Application, Operand, Step, apply_kernel
+from flowrt.kernels.language.table import KERNELS, Call, Form, RegisteredKernel, View, find_kernel
+from flowrt.kernels.launch import ENTRY_TYPE, Application, LaunchStep, Operand, apply_kernel
 from flowrt.kernels.tiles.micro import native
 from flowrt.op import REGISTRY
 from flowrt.session.eager import evaluate
@@ -85,7 +85,7 @@ class Entrywise:
     """A kernel whose units are entries, and the dtypes of its operands, of which it reads the first ``inputs``."""
 
     name: str
-    kernel: Kernel
+    kernel: RegisteredKernel
     dtypes: tuple[np.dtype[Any], ...]
     inputs: int
 
@@ -98,7 +98,7 @@ class Launch:
 
     def __init__(self, what: Entrywise, values: Sequence[Array], views: Sequence[View], in_place: bool = False) -> None:
         self.count, self._reads = views[-1].size, what.inputs
-        step = Step(what.kernel, tuple(range(len(views))), what.dtypes, Call(tuple(views)), what.inputs)
+        step = LaunchStep(what.kernel, tuple(range(len(views))), what.dtypes, Call(tuple(views)), what.inputs)
         self._places = [_places(view) for view in views]
         self._before = [np.full(at.max() + 9, 0.75).astype(d) for at, d in zip(self._places, what.dtypes, strict=True)]
         for memory, places, value in zip(self._before, self._places, values, strict=False):

@@ -76,7 +76,7 @@ def recurrent() -> Job:
     return x, y, fr.mean(fr.square(h - y)), lambda rng: (floats(rng, 3, 2, 4), floats(rng, 2, 2))
 
 
-def turning() -> Job:
+def transposing() -> Job:
     """A scan, a loop that its condition ends, and a branch, all of whose bodies are there."""
     x, y = fr.placeholder("float32", (3, 2, 4)), fr.placeholder("float32", (None, 4))
     w = weights(4, 4, seed=1)
@@ -113,7 +113,7 @@ async def trained(job: Callable[[], Job], device: str) -> tuple[list[float], int
 
 async def jobs() -> dict[str, Any]:
     found = {}
-    for job in (mlp, embedding, cnn, lstm, recurrent, turning, mixed, second_order):
+    for job in (mlp, embedding, cnn, lstm, recurrent, transposing, mixed, second_order):
         (there, peak), (here, none) = await trained(job, "cuda:0"), await trained(job, "cpu:0")
         found[job.__name__] = {"there": there, "here": here, "peaks": (peak, none)}
     return found

@@ -37,13 +37,13 @@ def programs() -> list[Program]:
         ("sum", (3,), f32, LAST),
         ("divide", (3, 4), f32, ()),
     ]
-    folded = [("multiply", (0, 1), f32, ()), ("sum", (2,), f32, (("axis", 0), ("keepdims", False)))]
+    reduced = [("multiply", (0, 1), f32, ()), ("sum", (2,), f32, (("axis", 0), ("keepdims", False)))]
     whole, flags = Spec(f32, (5, 7)), (("transpose_a", False), ("transpose_b", False))
     joined = {"product": ("matmul", 2, flags), "epilogue": ("tanh", ()), "taken": (-1,), "kept": 1}
     return [
         _fused([a, b, rate], update, [4], [whole]),
         _fused([a, b, row], several, [6, 7], [whole, Spec("float64", (5, 7))]),
         _fused([a], softmax, [5], [whole]),
-        _fused([a, b], folded, [2, 3], [whole, Spec(f32, (7,))]),
+        _fused([a, b], reduced, [2, 3], [whole, Spec(f32, (7,))]),
         ("with_epilogue", [a, matrix], [Spec(f32, (5, 3))] * 2, joined),
     ]

@@ -28,7 +28,7 @@ from flowrt.base.traits import is_alias
 from flowrt.graph import Graph
 from flowrt.kernels import cuda
 from flowrt.kernels.language.table import KERNELS, Form
-from flowrt.kernels.launch import Step, apply_kernel
+from flowrt.kernels.launch import LaunchStep, apply_kernel
 from flowrt.session.eager import evaluate
 
 CAPABILITY = (8, 0)  # of the GPU that it is compiled for
@@ -64,7 +64,7 @@ class World:
         except FlowrtError:
             return  # no twin for these dtypes
         for step in application.steps:
-            assert isinstance(step, Step)
+            assert isinstance(step, LaunchStep)
             signature = _signature(step)
             key = step.kernel.expression or step.kernel.function, signature
             if key in self._seen:
@@ -79,7 +79,7 @@ class World:
                 self.failures.append(f"{op} of {signature}: {type(error).__name__}: {str(error)[:400]}")
 
 
-def _signature(step: Step) -> Any:
+def _signature(step: LaunchStep) -> Any:
     """The types of what an entry is launched with."""
     dtypes = [from_dtype(dtype) for dtype in step.dtypes]
     if step.kernel.form is Form.SCALARS:

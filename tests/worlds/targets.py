@@ -91,14 +91,14 @@ def tried(groups: int, until: float) -> dict[str, Any]:
         found[kind] += 1
         found["cuts"] += cuts
         wrong += differing
-    for cuts, differing in folding():
+    for cuts, differing in reducing():
         found["folds"] += 1
         found["cuts"] += cuts
         wrong += differing
     return {**found, "wrong": wrong}
 
 
-def folding() -> Iterator[tuple[int, list[str]]]:
+def reducing() -> Iterator[tuple[int, list[str]]]:
     """The examples of fused programs and of products with an epilogue: cuts tried, and those that differ."""
     from cut_world import application_of, are_same, at_once, computed, run_in_ranges, seeded
     from op_examples_fused import EPILOGUES, FUSED

@@ -19,7 +19,7 @@ from flowrt.kernels.store.parts import epilogue_address
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.variants import Variant
-    from flowrt.kernels.launch import Operand, Step
+    from flowrt.kernels.launch import LaunchStep, Operand
 
 PRODUCT, EPILOGUE, ROWS, HEAD = 0, 2, 4, 7  # words of a block; the two steps' own blocks lie behind them
 ENTRY, AT = 0, 1  # of either step: its entry, and where in the block its own begins
@@ -27,10 +27,10 @@ ENTRY, AT = 0, 1  # of either step: its entry, and where in the block its own be
 
 @dataclass(frozen=True)
 class EpilogueStep(Composite):
-    """What a `Step` is to an op, for a step whose units make rows and another one on the entries of these."""
+    """What a `LaunchStep` is to an op, for a step whose units make rows and another one on the entries of these."""
 
-    product: Step
-    epilogue: Step
+    product: LaunchStep
+    epilogue: LaunchStep
 
     @cached_property
     def _written(self) -> tuple[int, ...]:

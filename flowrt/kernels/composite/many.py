@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from flowrt.kernels.language.variants import Variant
-    from flowrt.kernels.launch import Operand, Step
+    from flowrt.kernels.launch import LaunchStep, Operand
 
 ENTRY, AT, UNITS, ROW = range(4)  # of each: its entry, where in the block its own begins, its units; words of a row
 
 
 @dataclass(frozen=True)
 class ManyStep(Composite):
-    """What a `Step` is to an op, for several steps; ``widths`` says of how many operands each one's own is made.
+    """What a `LaunchStep` is to an op, for several steps; ``widths`` says of how many operands each one's own is made.
 
     The operands are all of the first step's, then all of the second's, and so on.
     """
 
-    members: tuple[Step, ...]
+    members: tuple[LaunchStep, ...]
     widths: tuple[int, ...]
 
     @cached_property

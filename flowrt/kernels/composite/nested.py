@@ -73,7 +73,7 @@ class Carried:
 
 
 @valueclass
-class Rows:
+class ScannedRows:
     """Something scanned or stacked: the private slot of its present row, where it lies whole, a row's bytes, and how
     many bytes of the whole come before the first row."""
 
@@ -101,14 +101,14 @@ class NestedStep(Composite):
     rows: int | None = None
     reverse: bool = False
     carried: tuple[Carried, ...] = ()
-    scanned: tuple[Rows, ...] = ()
-    stacked: tuple[Rows, ...] = ()
+    scanned: tuple[ScannedRows, ...] = ()
+    stacked: tuple[ScannedRows, ...] = ()
     done: int = 0
     crew: int = 0
     trace: int = 0
-    turn: int = 0
+    iteration: int = 0
     """Private slots: of the `board` share of those who run a loop's turns together; of where the present launch failed,
-    counted from 1, in the first span below 0; of the turn in which it did."""
+    counted from 1, in the first span below 0; of the iteration in which it did."""
 
     units = 1
     may_fail = True
@@ -186,7 +186,7 @@ class _Writer:
             **self._constants(),
             "crew_slot": self._places[step.crew].slot,
             "trace_slot": self._places[step.trace].slot,
-            "turn_slot": self._places[step.turn].slot,
+            "turn_slot": self._places[step.iteration].slot,
         }
 
     def _at(self, operand: int, offset: int = 0) -> tuple[int, int]:
@@ -198,7 +198,7 @@ class _Writer:
         spots = [*self._at(one.first), *self._at(one.out), *self._at(one.spare)]
         return [present, NONE if one.fixed else following, *spots, one.nbytes]
 
-    def _rows(self, one: Rows) -> list[int]:
+    def _rows(self, one: ScannedRows) -> list[int]:
         return [self._places[one.present].slot, *self._at(one.whole, one.before), one.nbytes]
 
     def _constants(self) -> dict[str, int]:

@@ -1,12 +1,13 @@
-"""A loop of scalars as one kernel: its condition and body are turns, what it carries stays in registers
+"""A loop of scalars as one kernel: its condition and body are iterations, what it carries stays in registers
 or, where many entries are computed alike, on the stack.
 
 Law: what is compiled depends on the program, never on how long a loop runs. A program that is not compiled yet is
-ordered, not waited for, where the loop can be run by kernels that are. The block: the most turns (`limit`,
-the slot and offset of a count, the rows of what is scanned), whether backwards, where the number of turns goes; then
-slot and offset of each operand: where each carried value begins and ends, what is scanned, stacked, captured; then the
-constants, a word each, and the private slots that say where a lookup failed (`ScalarLoopStep.trace`). An operand, or a
-row of it, is one or several scalars, side by side; a table that is only looked up in stays where it is, and is none.
+ordered, not waited for, where the loop can be run by kernels that are. The block: the most iterations (`limit`,
+the slot and offset of a count, the rows of what is scanned), whether backwards, where the number of iterations goes;
+then slot and offset of each operand: where each carried value begins and ends, what is scanned, stacked, captured; then
+the constants, a word each, and the private slots that say where a lookup failed (`ScalarLoopStep.trace`). An operand,
+or a row of it, is one or several scalars, side by side; a table that is only looked up in stays where it is, and is
+none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 
 from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.composite.turn import Turn, plain_turn, read_turn
+from flowrt.kernels.composite.iteration import ScalarIteration, plain_iteration, read_iteration
 from flowrt.kernels.launch import Composite
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import CompileOrder
@@ -42,7 +43,7 @@ LOOP = "loop "
 
 _EMITTER = "flowrt.kernels.emit.launches.scalar_loop"
 SCALAR_LOOP_MAKERS = (
-    "flowrt.kernels.composite.turn",
+    "flowrt.kernels.composite.iteration",
     "flowrt.kernels.composite.scalar_loop",
     _EMITTER,
     "flowrt.kernels.emit.launches.nested",
@@ -59,15 +60,16 @@ LIMIT, COUNT, ROWS, REVERSE, DONE, OPERANDS = 0, 1, 3, 4, 5, 7
 
 @valueclass
 class ScalarProgram:
-    """What a scalar loop compiles to. Its turns take the scalars carried, scanned (the body), captured, and constants.
+    """What a scalar loop compiles to. Its iterations take the scalars carried, scanned (the body), captured, and
+    constants.
 
     ``body`` answers what is carried on, then what is stacked. The tuples say how many scalars each operand is. Of
     ``constants`` those that are no numbers with a point are known here, since much follows from a divisor; the others
     are None, and in the block. Of ``tables`` each says which constant is the address of which captured operand.
     """
 
-    cond: Turn | None
-    body: Turn
+    cond: ScalarIteration | None
+    body: ScalarIteration
     carried: tuple[int, ...]
     scanned: tuple[int, ...]
     stacked: tuple[int, ...]
@@ -88,17 +90,17 @@ class ScalarProgram:
     def text(self) -> str:
         """The program as one line, by the names of its ops; see `read_program`."""
         counts = (self.carried, self.scanned, self.stacked, self.captured, self.constants, self.tables)
-        return json.dumps([plain_turn(self.cond), plain_turn(self.body), *counts])
+        return json.dumps([plain_iteration(self.cond), plain_iteration(self.body), *counts])
 
 
 def read_program(text: str) -> ScalarProgram:
     """The program of that text. Raises `GraphError` where an op is none of scalars."""
     cond, body, *counts, tables = json.loads(text)
-    inside = read_turn(body)
+    inside = read_iteration(body)
     if inside is None:
         raise GraphError("a loop of scalars has no body")
     facts: tuple[Any, ...] = (*map(tuple, counts), tuple(map(tuple, tables)))
-    return ScalarProgram(read_turn(cond), inside, *facts)
+    return ScalarProgram(read_iteration(cond), inside, *facts)
 
 
 @lru_cache(1024)
@@ -139,8 +141,8 @@ class ScalarLoopStep(Composite):
     rows: int | None
     reverse: bool
     trace: tuple[int, ...] = ()
-    """Private slots: of the lookup that failed, counted from 1, and of the turns of the loops around it, -1 where there
-    are no more."""
+    """Private slots: of the lookup that failed, counted from 1, and of the iterations of the loops around it, -1 where
+    there are no more."""
     looks: tuple[PlanNode, ...] = ()
     """The node that each lookup is of, by its number."""
     held: tuple[np.ndarray[Any, Any], ...] = ()

@@ -57,7 +57,7 @@ class Composition:
 
     expression: Expression
     kinds: tuple[Any, ...]  # Numba's type of every value
-    calls: tuple[tuple[Any, Any] | None, ...]  # each member's dispatcher type and signature; None where it folds
+    calls: tuple[tuple[Any, Any] | None, ...]  # each member's dispatcher type and signature; None where it reduces
 
     def emit(
         self,
@@ -95,7 +95,7 @@ def infer_types(typing_context: Any, expression: Expression) -> Composition:
     kinds = tuple(numpy_support.from_dtype(dtype) for dtype in expression.dtypes)
     calls: list[tuple[Any, Any] | None] = []
     for member in expression.members:
-        if member.folds_row:
+        if member.reduces_row:
             calls.append(None)
             continue
         dispatcher = typeof(scalar_function(member.function))
@@ -141,7 +141,8 @@ class _Distinct(ir.values.MDValue):  # type: ignore[misc]
 
 
 class Independent:
-    """Says of a loop's loads and stores that none depends on another turn's, so that LLVM need not compare addresses.
+    """Says of a loop's loads and stores that none depends on another iteration's, so that LLVM need not compare
+    addresses.
 
     An output may then be an input's memory: entry by entry what is written has been read.
     """

@@ -4,14 +4,14 @@ After the operands the block holds: inner length, number of outer dims, product 
 stride, then per outer dim (last first) its size and a stride for each operand. Strides are in elements. The range is
 one of elements, in the order of the odometer; it may begin and end within a row.
 
-Where values are folded, the operands after the results are the totals, with stride 0 along what they are folded over,
+Where values are reduced, the operands after the results are the totals, with stride 0 along what they are reduced over,
 and a unit of work is a stretch of elements with totals of its own, one after another in memory. Four kinds of words
-follow then: elements of a unit, elements altogether, and for each fold its size and what the sums of a mean are
+follow then: elements of a unit, elements altogether, and for each reduction its size and what the sums of a mean are
 multiplied by. So totals do not depend on how the units are shared out.
 
 Totals may be wider than values, and a loop computes all of its vectors as short as those of its widest type. Where that
 would cost more than it saves (`_is_costly`), the values of some elements are computed first, into memory that stays in
-the nearest cache, and folded by loops behind; short rows that follow one another in memory are computed together.
+the nearest cache, and reduced by loops behind; short rows that follow one another in memory are computed together.
 
 Costly ops are long chains of instructions that wait for each other, so several vectors go through them side by side.
 Some are long or have branches only for few arguments: where none of a block's is such, a loop without these takes it.
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 from numba import types
@@ -33,14 +33,14 @@ from numba.np import numpy_support
 
 from flowrt.kernels.emit.abi import ENTRY, ONE, WORD, ZERO, operand_address, pointer, word
 from flowrt.kernels.emit.compose import Composition, Independent, infer_types
-from flowrt.kernels.emit.folds import GROUP, Folding, add_groups, add_lanes, no_lanes
 from flowrt.kernels.emit.odometer import in_blocks, larger, outer_position, rows_between, smaller
+from flowrt.kernels.emit.reductions import GROUP, Reducing, add_groups, add_lanes, no_lanes
 from flowrt.kernels.language.composing import narrowed
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.expression import Expression
 
-BLOCK = 1024  # elements that are computed before their values are folded by loops behind, or looked at before
+BLOCK = 1024  # elements that are computed before their values are reduced by loops behind, or looked at before
 SIDE_BY_SIDE, WHOLE = 4, 32  # vectors that are computed side by side, and elements that are whole ones everywhere
 CHEAP = 8  # members of one instruction or two that are computed in short vectors sooner than written down
 
@@ -49,7 +49,7 @@ def _is_costly(expression: Expression) -> bool:
     """Whether an expression's values take longer to compute in short vectors than to write down and read again."""
     dtypes = expression.dtypes
     widens = any(
-        held.itemsize > dtypes[n].itemsize for (n, _), held in zip(expression.folds, expression.held, strict=True)
+        held.itemsize > dtypes[n].itemsize for (n, _), held in zip(expression.reductions, expression.held, strict=True)
     )
     return widens and (len(expression.members) > CHEAP or expression.costly)
 
@@ -100,15 +100,15 @@ class _Loops:
         bases, block, self._begin, self._end = args
         expression = composition.expression
         self._inputs = len(expression.inputs)
-        self._folded = [n for n, _ in expression.folds]
+        self._reduced = [n for n, _ in expression.reductions]
         kinds = composition.kinds
-        self._folds = [
-            Folding(op, kinds[n], numpy_support.from_dtype(held))
-            for (n, op), held in zip(expression.folds, expression.held, strict=True)
+        self._reductions = [
+            Reducing(op, kinds[n], numpy_support.from_dtype(held))
+            for (n, op), held in zip(expression.reductions, expression.held, strict=True)
         ]
         self._kinds = [*kinds[: self._inputs], *(kinds[n] for n in expression.results)]
         self._first_total = len(self._kinds)
-        self._kinds += [fold.held for fold in self._folds]
+        self._kinds += [reduction.held for reduction in self._reductions]
         count = len(self._kinds)
         self._models = [context.data_model_manager[kind] for kind in self._kinds]
         self._starts = [
@@ -119,8 +119,10 @@ class _Loops:
         self._inner, self._outer_dims = (word(builder, block, head + i) for i in range(2))
         self._strides = [word(builder, block, head + 3 + i) for i in range(count)]
         self._table = builder.gep(pointer(builder, block, WORD), [ir.Constant(WORD, head + 3 + count)])
-        self._folds_behind = _is_costly(expression)
-        apart = [n for n in self._folded if self._folds_behind and n not in expression.results]  # not written anyway
+        self._reductions_behind = _is_costly(expression)
+        apart = [
+            n for n in self._reduced if self._reductions_behind and n not in expression.results
+        ]  # not written anyway
         self._buffers = {n: self._buffer(context.data_model_manager[kinds[n]].get_data_type()) for n in apart}
 
     def _buffer(self, kind: Any) -> Any:
@@ -131,7 +133,7 @@ class _Loops:
     def emit(self, pattern: Sequence[int]) -> None:
         builder = self._builder
         cases = self._cases(pattern)
-        if self._folds:
+        if self._reductions:
             self._units(cases[0])
             return
         alone = builder.and_(builder.icmp_signed("==", self._begin, ZERO), builder.icmp_signed("==", self._end, ONE))
@@ -168,29 +170,31 @@ class _Loops:
         behind = builder.mul(self._outer_dims, ir.Constant(WORD, count + 1))
         words = builder.gep(self._table, [behind])
         length, total = builder.load(words), builder.load(builder.gep(words, [ONE]))
-        together, strides = self._rows_together(steps) if self._folds_behind else (None, [])
-        with cgutils.for_range(builder, builder.sub(self._end, self._begin)) as turn:
-            unit = builder.add(self._begin, turn.index)
+        together, strides = self._rows_together(steps) if self._reductions_behind else (None, [])
+        with cgutils.for_range(builder, builder.sub(self._end, self._begin)) as iteration:
+            unit = builder.add(self._begin, iteration.index)
             begin = builder.mul(unit, length)
             end = builder.add(begin, length)
             end = builder.select(builder.icmp_signed("<", end, total), end, total)
             own, sizes = [], []
-            for number, (start, fold) in enumerate(zip(self._starts[self._first_total :], self._folds, strict=True)):
+            for number, (start, reduction) in enumerate(
+                zip(self._starts[self._first_total :], self._reductions, strict=True)
+            ):
                 size = builder.load(builder.gep(words, [ir.Constant(WORD, 2 + 2 * number)]))
                 own.append(builder.gep(start, [builder.mul(unit, size)]))
                 sizes.append(size)
                 with cgutils.for_range(builder, size) as entry:
-                    builder.store(fold.neutral(), builder.gep(own[-1], [entry.index]))
+                    builder.store(reduction.neutral(), builder.gep(own[-1], [entry.index]))
             starts = [*self._starts[: self._first_total], *own]
             with rows_between(builder, begin, end, self._inner, together) as (row, first, here, rows):
                 at = outer_position(builder, self._table, self._outer_dims, row, starts)
                 at = [self._moved(p, first, s) for p, s in zip(at, self._strides, strict=True)]
-                if self._folds_behind:
-                    self._rows_and_folds(at, here, rows, steps, strides)
+                if self._reductions_behind:
+                    self._rows_and_reductions(at, here, rows, steps, strides)
                 else:
                     self._row(at, here, steps)
             for number, (start, size) in enumerate(zip(own, sizes, strict=True)):
-                if self._folds[number].op == "mean":
+                if self._reductions[number].op == "mean":
                     self._scale(start, size, builder.load(builder.gep(words, [ir.Constant(WORD, 3 + 2 * number)])))
 
     def _scale(self, totals: Any, size: Any, factor: Any) -> None:
@@ -225,7 +229,7 @@ class _Loops:
                 self._rows(at, count, cases[1:])
 
     def _row(self, at: Sequence[Any], count: Any, steps: Sequence[Any]) -> None:
-        """Compute elements that lie in one row, beginning at ``at``, and fold their values."""
+        """Compute elements that lie in one row, beginning at ``at``, and reduce their values."""
         if self._narrow is None:
             self._elements(self._composition, at, count, steps)
             return
@@ -267,7 +271,7 @@ class _Loops:
         for index in self._indices(count, independent):
             places = [self._moved(place, index, step) for place, step in zip(at, steps, strict=True)]
             values = self._element(composition, places, known, independent)
-            for number, value in enumerate(self._folded):
+            for number, value in enumerate(self._reduced):
                 own = totals.get(number)
                 place = places[self._first_total + number] if own is None else own
                 self._combine(number, place, values[value], independent if own is None else None)
@@ -295,15 +299,15 @@ class _Loops:
         return composition.emit(self._context, self._builder, fixed)
 
     def _row_totals(self, at: Sequence[Any], steps: Sequence[Any]) -> dict[int, Any]:
-        """For each fold of the whole row, a variable that LLVM keeps in registers."""
+        """For each reduction of the whole row, a variable that LLVM keeps in registers."""
         builder, first = self._builder, self._first_total
-        whole = [number for number in range(len(self._folds)) if steps[first + number] is ZERO]
+        whole = [number for number in range(len(self._reductions)) if steps[first + number] is ZERO]
         return {number: cgutils.alloca_once_value(builder, builder.load(at[first + number])) for number in whole}
 
     def _combine(self, number: int, place: Any, value: Any, independent: Independent | None) -> None:
         """Fold one value into the total at ``place``."""
         held = self._builder.load(place)
-        combined = self._folds[number].combine(self._context, self._builder, held, value, independent is None)
+        combined = self._reductions[number].combine(self._context, self._builder, held, value, independent is None)
         stored = self._builder.store(combined, place)
         if independent is not None:
             independent.mark(held)
@@ -331,7 +335,8 @@ class _Loops:
         mark = None if independent is None else independent.mark
         return composition.emit(self._context, self._builder, values, mark)
 
-    # ── folds behind ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── reductions behind
+    # ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _rows_together(self, steps: Sequence[Any]) -> tuple[Callable[[Any], Any], list[Any]]:
         """How many rows from one on may be computed as one, since all operands but the totals go on where they end; and
@@ -339,7 +344,7 @@ class _Loops:
         """
         builder, inner, first = self._builder, self._inner, self._first_total
         size, most = (cgutils.alloca_once_value(builder, ONE) for _ in range(2))
-        strides = [cgutils.alloca_once_value(builder, ZERO) for _ in self._folds]
+        strides = [cgutils.alloca_once_value(builder, ZERO) for _ in self._reductions]
         with builder.if_then(builder.icmp_signed(">", self._outer_dims, ZERO)):
             builder.store(builder.load(self._table), size)
             apart = [
@@ -355,10 +360,11 @@ class _Loops:
         size, most, *strides = (builder.load(place) for place in (size, most, *strides))
         return lambda row: smaller(builder, most, builder.sub(size, builder.urem(row, size))), strides
 
-    def _rows_and_folds(
+    def _rows_and_reductions(
         self, at: Sequence[Any], count: Any, rows: Any, steps: Sequence[Any], strides: Sequence[Any]
     ) -> None:
-        """Compute so many elements that follow one another, of one row or several whole ones, and fold their values."""
+        """Compute so many elements that follow one another, of one row or several whole ones, and reduce their
+        values."""
         builder = self._builder
         several = builder.icmp_signed(">", rows, ONE)
         with in_blocks(builder, count, BLOCK) as (start, many):
@@ -367,15 +373,15 @@ class _Loops:
                 self._elements_apart(composition, here, many, steps)
             length = builder.select(several, self._inner, many)
             for number, stride in enumerate(strides):
-                source, step = self._written(self._folded[number], here, steps)
+                source, step = self._written(self._reduced[number], here, steps)
                 total = self._first_total + number
-                with cgutils.for_range(builder, rows) as turn:
-                    row = self._moved(source, builder.mul(turn.index, length), step)
-                    place = builder.gep(here[total], [builder.mul(turn.index, stride)])
-                    self._fold(number, row, step, length, place, steps[total])
+                with cgutils.for_range(builder, rows) as iteration:
+                    row = self._moved(source, builder.mul(iteration.index, length), step)
+                    place = builder.gep(here[total], [builder.mul(iteration.index, stride)])
+                    self._reduction(number, row, step, length, place, steps[total])
 
     def _elements_apart(self, composition: Composition, at: Sequence[Any], count: Any, steps: Sequence[Any]) -> None:
-        """Compute elements that follow one another; what is to be folded, and no result, goes to the buffers."""
+        """Compute elements that follow one another; what is to be reduced, and no result, goes to the buffers."""
         builder, independent = self._builder, Independent(self._builder)
         known = self._known(composition, at, steps, independent)
         for index in self._indices(count, independent):
@@ -392,9 +398,9 @@ class _Loops:
         result = self._inputs + self._composition.expression.results.index(value)
         return here[result], steps[result]
 
-    def _fold(self, number: int, source: Any, step: Any, many: Any, place: Any, total_step: Any) -> None:
+    def _reduction(self, number: int, source: Any, step: Any, many: Any, place: Any, total_step: Any) -> None:
         """Fold values into the total at ``place``, or each into its own from there on; float32 are added in groups."""
-        builder, fold, model = self._builder, self._folds[number], self._model_of(self._folded[number])
+        builder, reduction, model = self._builder, self._reductions[number], self._model_of(self._reduced[number])
         if total_step is not ZERO:
             independent = Independent(builder)
             with independent.loop(builder, many) as index:
@@ -404,7 +410,7 @@ class _Loops:
                 self._combine(number, own, model.from_data(builder, taken), independent)
             return
         total, first = cgutils.alloca_once_value(builder, builder.load(place)), ZERO
-        if fold.adds_singles:
+        if reduction.adds_singles:
             with builder.if_then(builder.icmp_signed(">=", many, GROUP)):
                 lanes = no_lanes(builder)
                 add_groups(builder, source, many, lanes)

@@ -30,16 +30,16 @@ from flowrt.kernels.emit.abi import operand_address as _operand_address
 from flowrt.kernels.emit.abi import pointer as _pointer
 from flowrt.kernels.emit.abi import word as _word
 from flowrt.kernels.emit.elementwise import scalar_loops
-from flowrt.kernels.emit.folds import bind_folds
 from flowrt.kernels.emit.lowering import Lowered, bind, is_bound, linked_object
+from flowrt.kernels.emit.reductions import bind_reductions
 from flowrt.kernels.emit.rows import row_loops
 from flowrt.kernels.emit.tile import implementation
 from flowrt.kernels.language.composing import one_function
-from flowrt.kernels.language.table import JITABLES, Form, Kernel
+from flowrt.kernels.language.table import JITABLES, Form, RegisteredKernel
 from flowrt.kernels.tiles.micro import STUBS
 
 RUN_WORDS = 4
-FOLDED = 2048  # entries that are combined with those of all operands while they are in a core's nearest cache
+REDUCED = 2048  # entries that are combined with those of all operands while they are in a core's nearest cache
 RAISED = 4  # of launch.FAILURES
 
 
@@ -57,7 +57,7 @@ def _array(context: Any, builder: Any, kind: Any, address: Any, dims: Sequence[A
     return array._getvalue()
 
 
-def _arguments(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str) -> Any:
+def _arguments(kernel: RegisteredKernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str) -> Any:
     """An intrinsic (bases, block, begin, end) → the tuple of what the function of ``kernel`` takes."""
     arrays = [types.Array(numpy_support.from_dtype(d), r, "C") for d, r in zip(dtypes, ranks, strict=True)]
     scalars = _word_kinds(iter(words))
@@ -124,7 +124,7 @@ def word_at(typing_context: Any, address: Any, position: Any) -> Any:
     return types.intp(types.intp, types.intp), codegen
 
 
-def _fold(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
+def _reduction(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
     """An entry that combines any number of vectors into the first operand, pair by pair.
 
     Its block: how many inputs, the vectors' length, then slot and offset of the output and of each input. The range is
@@ -148,8 +148,8 @@ def _fold(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
     def entry(bases: int, block: int, begin: int, end: int) -> None:
         count, length = word_at(block, 0), word_at(block, 1)
         out, first = vector(bases, block, 0, length), vector(bases, block, 1, length)
-        for start in range(begin, end, FOLDED):
-            many = min(end - start, FOLDED)
+        for start in range(begin, end, REDUCED):
+            many = min(end - start, REDUCED)
             for i in range(many):
                 out[np.uint64(start + i)] = first[np.uint64(start + i)]
             for number in range(2, count + 1):
@@ -161,21 +161,21 @@ def _fold(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
 
 
 def bind_helpers() -> None:
-    """Let compiled kernels call the families' plain helpers, the folds and the register tiles."""
+    """Let compiled kernels call the families' plain helpers, the reductions and the register tiles."""
     for helper in JITABLES:
         if not is_bound(helper):
             bind(helper, Lowered(helper, inlined=True))
     for stub, made in STUBS.items():
         if not is_bound(stub):
             bind(stub, Lowered(_calling(implementation(made))))
-    bind_folds()
+    bind_reductions()
 
 
 def _calling(code: Any) -> Callable[..., None]:
     return lambda like, words: code(like, words)
 
 
-def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str, symbol: str) -> bytes:
+def emit(kernel: RegisteredKernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str, symbol: str) -> bytes:
     """The object code of one variant of ``kernel``, whose entry is named ``symbol``."""
     bind_helpers()
     if kernel.form is Form.ARRAYS:
@@ -184,8 +184,8 @@ def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str
 
         def entry(bases: int, block: int, begin: int, end: int) -> None:
             body(*arguments(bases, block, begin, end))
-    elif kernel.form is Form.FOLD:
-        entry = _fold(kernel.function, dtypes[0])
+    elif kernel.form is Form.REDUCE:
+        entry = _reduction(kernel.function, dtypes[0])
     elif kernel.form is Form.ROWS:
         assert kernel.expression is not None
         rows = row_loops(kernel.expression, ranks)

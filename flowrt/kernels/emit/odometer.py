@@ -17,8 +17,8 @@ def in_blocks(builder: Any, count: Any, size: Any) -> Iterator[tuple[Any, Any]]:
     """Emit the body for every ``size`` of ``count`` elements; yields the first of them and how many they are."""
     length = ir.Constant(WORD, size) if isinstance(size, int) else size
     blocks = builder.udiv(builder.add(count, builder.sub(length, ONE)), length)
-    with cgutils.for_range(builder, blocks) as turn:
-        start = builder.mul(turn.index, length)
+    with cgutils.for_range(builder, blocks) as iteration:
+        start = builder.mul(iteration.index, length)
         left = builder.sub(count, start)
         yield start, smaller(builder, left, length)
 

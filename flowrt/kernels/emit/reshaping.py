@@ -53,8 +53,8 @@ class _from_the_last:
         self._loop = cgutils.for_range(builder, rank)
 
     def __enter__(self) -> Any:
-        turn = self._loop.__enter__()
-        return self._builder.sub(self._builder.sub(self._rank, ONE), turn.index)
+        iteration = self._loop.__enter__()
+        return self._builder.sub(self._builder.sub(self._rank, ONE), iteration.index)
 
     def __exit__(self, *exc: Any) -> None:
         self._loop.__exit__(*exc)

@@ -5,7 +5,7 @@ ones, what is left over, one element alone), and where it may contract it decide
 an entry's bits would hang on where a range is cut. So each function is looked at by itself, before anything is inlined
 or copied, and what is a product and a sum afterwards stays one. Zeros keep their sign for the same reason.
 
-Only sums that may be reordered (`emit.folds`) may still take in a product: all entries of a unit make one of them.
+Only sums that may be reordered (`emit.reductions`) may still take in a product: all entries of a unit make one of them.
 """
 
 from __future__ import annotations

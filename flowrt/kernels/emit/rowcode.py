@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from flowrt.kernels.emit.folds import GROUP, add_groups, add_lanes, no_lanes
+from flowrt.kernels.emit.reductions import GROUP, add_groups, add_lanes, no_lanes
 from flowrt.kernels.emit.squarecode import SQUARE_EMITTERS
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""The entries of expressions that fold rows: for each row some loops over its entries, as `row_plan` says.
+"""The entries of expressions that reduce rows: for each row some loops over its entries, as `row_plan` says.
 
-The operands are the inputs, the results, the totals of what is folded otherwise, memory for the entries of one row
+The operands are the inputs, the results, the totals of what is reduced otherwise, memory for the entries of one row
 that are kept, and perhaps for the narrow totals of some rows. The block is that of `scalar_loops`, but its inner dim is
 a whole row, along which an operand's stride is 0 or 1; a unit of work is some rows, with totals of its own, one after
 another in memory. Its words are: rows of a unit, rows altogether, and for each total its size and what a mean is
@@ -28,8 +28,8 @@ from flowrt.base.traits import held_dtype
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.emit.abi import ENTRY, ONE, WORD, ZERO, operand_address, pointer, word
 from flowrt.kernels.emit.compose import Composition, Independent, infer_types
-from flowrt.kernels.emit.folds import Folding
 from flowrt.kernels.emit.odometer import in_blocks, outer_position
+from flowrt.kernels.emit.reductions import Reducing
 from flowrt.kernels.fusion.row_plan import Loop, RowPlan, narrow_totals, plan_rows
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ def row_loops(expression: Expression, pattern: Sequence[int]) -> Any:
 
 @valueclass
 class _Sum:
-    """A fold in the making: variables for its total, and for that of a block where this is of a shorter type."""
+    """A reduction in the making: variables for its total, and for that of a block where this is of a shorter type."""
 
     value: int
-    whole: Folding
+    whole: Reducing
     total: Any
-    within: Folding
+    within: Reducing
     short: Any
 
 
@@ -83,15 +83,15 @@ class _RowLoops:
         self._plan: RowPlan = plan_rows(expression, [not stride for stride in pattern[: self._inputs]], by_row)
         kinds, self._first_total = composition.kinds, self._inputs + results
         self._totals = [
-            Folding(op, kinds[n], numpy_support.from_dtype(held_dtype(op, expression.dtypes[n])))
-            for n, op in expression.folds
+            Reducing(op, kinds[n], numpy_support.from_dtype(held_dtype(op, expression.dtypes[n])))
+            for n, op in expression.reductions
         ]
         self._first_kept = self._first_total + len(self._totals)
         first_narrow = self._first_kept + len(self._plan.kept)
         narrow = narrow_totals(expression, pattern) if len(pattern) > first_narrow else ()
         self._narrow = {number: first_narrow + at for at, number in enumerate(narrow)}  # the operand of each
         operands = [*kinds[: self._inputs], *(kinds[n] for n in expression.results)]
-        operands += [*(fold.held for fold in self._totals), *(kinds[n] for n in self._plan.kept)]
+        operands += [*(reduction.held for reduction in self._totals), *(kinds[n] for n in self._plan.kept)]
         operands += [self._totals[number].kind for number in narrow]
         self._models = [context.data_model_manager[kind] for kind in operands]
         self._starts = [
@@ -111,8 +111,8 @@ class _RowLoops:
         """Compute the units of the range, each by itself."""
         builder = self._builder
         many, every = (self._word(i) for i in range(2))
-        with cgutils.for_range(builder, builder.sub(self._end, self._begin)) as turn:
-            unit = builder.add(self._begin, turn.index)
+        with cgutils.for_range(builder, builder.sub(self._end, self._begin)) as iteration:
+            unit = builder.add(self._begin, iteration.index)
             first = builder.mul(unit, many)
             left = builder.sub(every, first)
             rows = builder.select(builder.icmp_signed("<", left, many), left, many)
@@ -162,17 +162,17 @@ class _RowLoops:
         """Add the narrow totals to a unit's ``own``."""
         builder = self._builder
         for number, place in self._narrow.items():
-            independent, fold = Independent(builder), self._totals[number]
+            independent, reduction = Independent(builder), self._totals[number]
             with independent.loop(builder, self._word(2 + 2 * number)) as index:
                 into = builder.gep(own[number], [index])
                 held, value = builder.load(into), builder.load(builder.gep(self._starts[place], [index]))
-                stored = builder.store(fold.combine(self._context, builder, held, value, False), into)
+                stored = builder.store(reduction.combine(self._context, builder, held, value, False), into)
                 for access in (held, value, stored):
                     independent.mark(access)
 
     def _scale(self, number: int, start: Any) -> None:
-        builder, fold = self._builder, self._totals[number]
-        if fold.op != "mean":
+        builder, reduction = self._builder, self._totals[number]
+        if reduction.op != "mean":
             return
         factor = builder.bitcast(self._word(3 + 2 * number), ir.DoubleType())
         with cgutils.for_range(builder, self._word(2 + 2 * number)) as entry:
@@ -184,8 +184,8 @@ class _RowLoops:
         fixed = [self._load(i, at[i]) if self._steps[i] is ZERO else None for i in range(self._inputs)]
         for loop in self._plan.loops:
             fixed = self._fixed(fixed, loop.before)
-            for fold in self._loop(loop, at, fixed):
-                fixed[fold.value] = self._folded(fold)
+            for reduction in self._loop(loop, at, fixed):
+                fixed[reduction.value] = self._reduced(reduction)
         fixed = self._fixed(fixed, self._plan.behind)
         for result in self._plan.row_results:
             place = self._inputs + result
@@ -195,62 +195,62 @@ class _RowLoops:
     def _fixed(self, known: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
         return self._composition.emit(self._context, self._builder, known, wanted=wanted)
 
-    def _folded(self, fold: _Sum) -> Any:
-        """What a member folded the row to, of its own type."""
-        builder, kind = self._builder, self._composition.kinds[fold.value]
-        total = builder.load(fold.total)
-        if fold.whole.op == "mean":
+    def _reduced(self, reduction: _Sum) -> Any:
+        """What a member reduced the row to, of its own type."""
+        builder, kind = self._builder, self._composition.kinds[reduction.value]
+        total = builder.load(reduction.total)
+        if reduction.whole.op == "mean":
             total = builder.fdiv(total, builder.sitofp(self._length, total.type))
-        return self._context.cast(builder, total, fold.whole.held, kind)
+        return self._context.cast(builder, total, reduction.whole.held, kind)
 
     # ── one loop over a row ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _loop(self, loop: Loop, at: Sequence[Any], fixed: Sequence[Any]) -> list[_Sum]:
-        """Emit one of the loops over a row; answers its folds."""
+        """Emit one of the loops over a row; answers its reductions."""
         builder = self._builder
-        folds = [self._begun(n) for n in loop.folds]
+        reductions = [self._begun(n) for n in loop.reductions]
         totals = {number: self._total(number, at) for number in loop.totals}
         sums = {n: made for n, made in totals.items() if made is not None}
         columns = [n for n in totals if n not in sums]
-        every = [(self._member(fold.value).operands[0], fold) for fold in folds]
-        every += [(self._expression.folds[n][0], made) for n, made in sums.items()]
-        short = [(n, fold) for n, fold in every if fold.short is not fold.total]
+        every = [(self._member(reduction.value).operands[0], reduction) for reduction in reductions]
+        every += [(self._expression.reductions[n][0], made) for n, made in sums.items()]
+        short = [(n, reduction) for n, reduction in every if reduction.short is not reduction.total]
         if short:
             with in_blocks(builder, self._length, BLOCK) as (start, many):
-                for _, fold in short:
-                    builder.store(fold.within.neutral(), fold.short)
+                for _, reduction in short:
+                    builder.store(reduction.within.neutral(), reduction.short)
                 here = [self._moved(place, start, step) for place, step in zip(at, self._steps, strict=True)]
                 self._entries(loop, here, many, fixed, every, columns)
-                for _, fold in short:
-                    whole, part = builder.load(fold.total), builder.load(fold.short)
-                    part = self._context.cast(builder, part, fold.within.held, fold.whole.held)
-                    builder.store(builder.fadd(whole, part), fold.total)
+                for _, reduction in short:
+                    whole, part = builder.load(reduction.total), builder.load(reduction.short)
+                    part = self._context.cast(builder, part, reduction.within.held, reduction.whole.held)
+                    builder.store(builder.fadd(whole, part), reduction.total)
         else:
             self._entries(loop, at, self._length, fixed, every, columns)
         for number, made in sums.items():
             builder.store(builder.load(made.total), at[self._first_total + number])
-        return folds
+        return reductions
 
     def _begun(self, n: int) -> _Sum:
-        """The member ``n``, which folds the row, before its first entry."""
+        """The member ``n``, which reduces the row, before its first entry."""
         taken = self._member(n).operands[0]
         held = held_dtype(self._member(n).op, self._expression.dtypes[taken])
-        whole = Folding(self._member(n).op, self._composition.kinds[taken], numpy_support.from_dtype(held))
+        whole = Reducing(self._member(n).op, self._composition.kinds[taken], numpy_support.from_dtype(held))
         return self._sum(n, whole, whole.neutral())
 
     def _total(self, number: int, at: Sequence[Any]) -> _Sum | None:
-        """The total of the expression's fold ``number``, if it is one for all of the row."""
+        """The total of the expression's reduction ``number``, if it is one for all of the row."""
         place = self._first_total + number
         if self._steps[place] is ONE:
             return None
-        return self._sum(self._expression.folds[number][0], self._totals[number], self._builder.load(at[place]))
+        return self._sum(self._expression.reductions[number][0], self._totals[number], self._builder.load(at[place]))
 
-    def _sum(self, value: int, whole: Folding, begin: Any) -> _Sum:
+    def _sum(self, value: int, whole: Reducing, begin: Any) -> _Sum:
         builder = self._builder
         total = cgutils.alloca_once_value(builder, begin)
         if whole.kind != types.float32 or whole.op not in ("sum", "mean"):
             return _Sum(value, whole, total, whole, total)
-        within = Folding("sum", types.float32, types.float32)
+        within = Reducing("sum", types.float32, types.float32)
         return _Sum(value, whole, total, within, cgutils.alloca_once(builder, ir.FloatType()))
 
     def _entries(
@@ -276,20 +276,20 @@ class _RowLoops:
                 self._store(self._inputs + result, values[self._expression.results[result]], places, independent)
             for n in loop.keeps:
                 self._store(self._place_kept(n), values[n], places, independent)
-            for n, fold in every:
-                total = builder.load(fold.short)
-                builder.store(fold.within.combine(self._context, builder, total, values[n], True), fold.short)
+            for n, reduction in every:
+                total = builder.load(reduction.short)
+                builder.store(reduction.within.combine(self._context, builder, total, values[n], True), reduction.short)
             for number in columns:
-                self._add_to_column(number, values[self._expression.folds[number][0]], places, independent)
+                self._add_to_column(number, values[self._expression.reductions[number][0]], places, independent)
 
     def _add_to_column(self, number: int, value: Any, places: Sequence[Any], independent: Independent) -> None:
         """Fold an entry into the total of its column."""
-        builder, fold = self._builder, self._totals[number]
+        builder, reduction = self._builder, self._totals[number]
         place = places[self._narrow.get(number, self._first_total + number)]
         if number in self._narrow:
-            fold = Folding("sum", fold.kind, fold.kind)
+            reduction = Reducing("sum", reduction.kind, reduction.kind)
         held = builder.load(place)
-        stored = builder.store(fold.combine(self._context, builder, held, value, False), place)
+        stored = builder.store(reduction.combine(self._context, builder, held, value, False), place)
         for access in (held, stored):
             independent.mark(access)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _WORD = ir.IntType(64)
 
 
-def _turn_part(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
+def _transpose_part(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     source, across, read, target, below, written = words
     builder, lanes = code.builder, min(code.lanes, stub.rows)
     code = type(code)(builder, code.element, code.size, ir.VectorType(code.element, lanes))
@@ -27,18 +27,18 @@ def _turn_part(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
     rows = [builder.load(line) for line in lines]
     half = 1
     while half < lanes:  # swap the off-diagonal blocks of every square of twice ``half``
-        turned = list(rows)
+        transposed = list(rows)
         for i in range(lanes):
             if not i & half:
                 low = [j if not j & half else lanes + j - half for j in range(lanes)]
                 high = [j + half if not j & half else lanes + j for j in range(lanes)]
-                turned[i] = code.shuffle(rows[i], rows[i + half], low)
-                turned[i + half] = code.shuffle(rows[i], rows[i + half], high)
-        rows, half = turned, 2 * half
+                transposed[i] = code.shuffle(rows[i], rows[i + half], low)
+                transposed[i + half] = code.shuffle(rows[i], rows[i + half], high)
+        rows, half = transposed, 2 * half
     for n, row in enumerate(rows):
         with builder.if_then(builder.icmp_signed(">", written, ir.Constant(_WORD, n))):
             code.store(row, code.at(out, builder.mul(below, ir.Constant(_WORD, n))))
 
 
-SQUARE_EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {"turn_part": (6, _turn_part)}
+SQUARE_EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {"transpose_part": (6, _transpose_part)}
 """With how many words each takes."""

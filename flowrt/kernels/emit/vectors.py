@@ -72,7 +72,8 @@ class VectorCode:
 
     @contextmanager
     def steps(self, count: Any, starts: Sequence[Any], steps: Sequence[Any]) -> Iterator[list[Any]]:
-        """A loop of ``count`` turns (none where it is not positive) with values that grow by a step each turn."""
+        """A loop of ``count`` iterations (none where it is not positive) with values that grow by a step each
+        iteration."""
         builder = self.builder
         before = builder.block
         body, after = builder.append_basic_block("turn"), builder.append_basic_block("turned")
@@ -85,13 +86,14 @@ class VectorCode:
             value.add_incoming(start, before)
             value.add_incoming(builder.add(value, step), builder.block)
         left = builder.add(values[0], ir.Constant(_WORD, -1))
-        turn = builder.cbranch(builder.icmp_signed(">", left, ir.Constant(_WORD, 0)), body, after)
-        turn.set_metadata("llvm.loop", _as_written(builder.module))
+        iteration = builder.cbranch(builder.icmp_signed(">", left, ir.Constant(_WORD, 0)), body, after)
+        iteration.set_metadata("llvm.loop", _as_written(builder.module))
         builder.position_at_end(after)
 
 
 def _as_written(module: Any) -> Any:
-    """A loop's metadata that keeps LLVM from unrolling it: the addresses of several turns overflow the registers."""
+    """A loop's metadata that keeps LLVM from unrolling it: the addresses of several iterations overflow the
+    registers."""
     option = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
     loop = module.add_metadata([option, option])
     loop.operands = (loop, option)  # a loop's metadata begins with itself

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from flowrt.kernels.fusion.program import CACHED, is_fold, views_of, with_views
+from flowrt.kernels.fusion.program import CACHED, is_reduction, views_of, with_views
 from flowrt.kernels.language.table import is_costly
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _stages(members: Sequence[Member], first: int, costly: Sequence[int]) -> lis
     readers: dict[int, int] = {}  # the first piece that takes each
     for n in reversed(range(first, first + len(members))):
         op, operands, _, _ = members[n - first]
-        if not is_costly(op) and not is_fold(op) and n in readers:
+        if not is_costly(op) and not is_reduction(op) and n in readers:
             stages[n - first] = max(stages[n - first], readers[n])
         for i in operands:
             readers[i] = min(readers.get(i, len(costly)), stages[n - first])

@@ -1,10 +1,10 @@
 """Fused programs over rows of a few entries, as points' coordinates are: each entry becomes a value of its own.
 
 Law: pure; from concrete shapes it decides whether a program is such a one, and writes it anew. A loop over three
-entries takes most of its time to begin and to end. Where such rows are folded, to squared distances, say, the fold
-becomes an expression of three values, and loops go along the axis before, which vectors fill.
-What the program reads is put apart by coordinates first, before it is repeated; results that have them are put together
-behind. For 512 points and what all their differences come to that took 3.2 ms, and takes 0.2 (Xeon, two threads).
+entries takes most of its time to begin and to end. Where such rows are reduced, to squared distances, say, the
+reduction becomes an expression of three values, and loops go along the axis before, which vectors fill. What the
+program reads is put apart by coordinates first, before it is repeated; results that have them are put together behind.
+For 512 points and what all their differences come to that took 3.2 ms, and takes 0.2 (Xeon, two threads).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from flowrt.base.spec import Spec
 from flowrt.base.traits import RowForm, RowSpace, last_axes, reduces_rows, reduction_of
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.fusion.program import Member, axes_of, is_fold, specs_of
-from flowrt.kernels.fusion.rowwise import Key, Reading, folds_read_again, row_space
+from flowrt.kernels.fusion.program import Member, axes_of, is_reduction, specs_of
+from flowrt.kernels.fusion.rowwise import Key, SpaceReading, reductions_read_again, row_space
 from flowrt.kernels.language.table import View
 from flowrt.kernels.launch import Application, apply_kernel, copy_step
 
 if TYPE_CHECKING:
-    from flowrt.kernels.fusion.pieces import Parts
+    from flowrt.kernels.fusion.pieces import Assembly
 
 MOST = 4  # entries of a row; code grows with them
 MOST_MEMBERS = 64
@@ -34,7 +34,7 @@ Numbers: TypeAlias = "tuple[int, ...]"
 
 
 @valueclass
-class Place:
+class OperandPlace:
     """An operand of the program as it was, by number, and where in it a value of the program of coordinates lies."""
 
     operand: int
@@ -50,40 +50,42 @@ class Place:
 class Coordinates:
     """A program of coordinates: what it reads (places and numbers), what it computes, where its results belong."""
 
-    read: tuple[tuple[Place | float, ...], tuple[Spec, ...]]
+    read: tuple[tuple[OperandPlace | float, ...], tuple[Spec, ...]]
     members: tuple[Member, ...]
     results: tuple[int, ...]
-    written: tuple[tuple[Place, ...], tuple[Spec, ...]]
+    written: tuple[tuple[OperandPlace, ...], tuple[Spec, ...]]
 
     @property
     def copied(self) -> int:
         """The bytes that are put apart and together."""
         both = (*zip(*self.read, strict=True), *zip(*self.written, strict=True))
-        return sum(spec.nbytes for place, spec in both if isinstance(place, Place) and place.apart)
+        return sum(spec.nbytes for place, spec in both if isinstance(place, OperandPlace) and place.apart)
 
 
 def by_coordinates(
     first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
 ) -> Coordinates | None:
     """The program with every entry of a row as a value; None where its rows are not of a few entries."""
-    space = row_space(specs, members, first) or _folded_space(specs, members, first)
+    space = row_space(specs, members, first) or _reduced_space(specs, members, first)
     if space is None or not 1 < space.length <= MOST or space.rows < FEW:
         return None
-    reading = Reading(space, specs, members, first)
+    reading = SpaceReading(space, specs, members, first)
     if not reading.read() or any(n not in reading.kinds for n in results):
         return None
     return _Writing(reading).program(results)
 
 
-def _folded_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> RowSpace | None:
-    """The space of the rows that results are folds of; None where that is not one."""
-    folds = [(specs[operands[0]].concrete, op, dict(attrs)) for op, operands, _, attrs in members if reduces_rows(op)]
-    last = [(shape, last_axes(op, len(shape), attrs["axis"])) for shape, op, attrs in folds]
+def _reduced_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> RowSpace | None:
+    """The space of the rows that results are reductions of; None where that is not one."""
+    reductions = [
+        (specs[operands[0]].concrete, op, dict(attrs)) for op, operands, _, attrs in members if reduces_rows(op)
+    ]
+    last = [(shape, last_axes(op, len(shape), attrs["axis"])) for shape, op, attrs in reductions]
     spaces = {RowSpace(shape, axes) for shape, axes in last if axes}
-    return spaces.pop() if len(spaces) == 1 and not folds_read_again(members, first) else None
+    return spaces.pop() if len(spaces) == 1 and not reductions_read_again(members, first) else None
 
 
-def apply_coordinates(parts: Parts, thin: Coordinates, device: str) -> Application:
+def apply_coordinates(parts: Assembly, thin: Coordinates, device: str) -> Application:
     """The application of a program of coordinates, between copies that put apart what it reads, and together again."""
     given = [_given(parts, place, spec, device) for place, spec in zip(*thin.read, strict=True)]
     made = [parts.take(spec) if place.apart else place.operand for place, spec in zip(*thin.written, strict=True)]
@@ -98,9 +100,9 @@ def apply_coordinates(parts: Parts, thin: Coordinates, device: str) -> Applicati
     return parts.application()
 
 
-def _given(parts: Parts, place: Place | float, spec: Spec, device: str) -> int:
+def _given(parts: Assembly, place: OperandPlace | float, spec: Spec, device: str) -> int:
     """The operand that is what a program of coordinates reads."""
-    if not isinstance(place, Place):
+    if not isinstance(place, OperandPlace):
         return parts.fill(spec, place)
     if not place.apart:
         return place.operand
@@ -113,9 +115,9 @@ def _given(parts: Parts, place: Place | float, spec: Spec, device: str) -> int:
 class _Writing:
     """A program of coordinates in the making."""
 
-    reading: Reading
+    reading: SpaceReading
     inputs: list[Spec] = field(default_factory=list)
-    sources: list[Place | float] = field(default_factory=list)
+    sources: list[OperandPlace | float] = field(default_factory=list)
     members: list[Member] = field(default_factory=list)
     numbers: dict[Key, Numbers] = field(default_factory=dict)
     divisors: dict[str, int] = field(default_factory=dict)  # of means, by dtype
@@ -136,7 +138,7 @@ class _Writing:
         answers = [self._answer(reading.first + at, n) for at, n in enumerate(results)]
         found = specs_of(self.inputs, self.members)
         entries = zip(found[len(self.inputs) :], self.members, strict=True)
-        if any(spec.concrete != reading.space.bare for spec, (op, *_) in entries if not is_fold(op)):
+        if any(spec.concrete != reading.space.bare for spec, (op, *_) in entries if not is_reduction(op)):
             return None
         if None in answers or len(self.members) > MOST_MEMBERS:
             return None
@@ -154,15 +156,15 @@ class _Writing:
         shape = tuple(n if stride else 1 for n, stride in zip(rows.shape[:-1], strides, strict=True))
         begin = len(self.inputs)
         for at in range(rows.shape[-1] if step else 1):
-            self.sources.append(Place(operand, View(shape, tuple(strides), rows.offset + at * step)))
+            self.sources.append(OperandPlace(operand, View(shape, tuple(strides), rows.offset + at * step)))
             self.inputs.append(Spec(reading.specs[value].dtype, shape))
         self.numbers[key] = tuple(range(begin, len(self.inputs)))
 
     def _make(self, n: int, op: str, keys: Sequence[Key], dtype: str) -> bool:
         """Compute a member of the program, coordinate by coordinate; answers whether it can be."""
         taken = [self.numbers[key] for key in keys]
-        if is_fold(op):
-            self.numbers[n, False] = (self._folded(op, taken[0], dtype),)
+        if is_reduction(op):
+            self.numbers[n, False] = (self._reduced(op, taken[0], dtype),)
             return reduces_rows(op) and dtype == self._dtype(keys[0])
         attrs = self.reading.members[n - self.reading.first][3]
         each = zip(*(self._each(numbers) for numbers in taken), strict=True)
@@ -175,7 +177,7 @@ class _Writing:
         """A value's numbers, one for each coordinate."""
         return numbers * self.reading.space.length if len(numbers) == 1 else numbers
 
-    def _folded(self, op: str, numbers: Numbers, dtype: str) -> int:
+    def _reduced(self, op: str, numbers: Numbers, dtype: str) -> int:
         """The number of what a value's coordinates come to."""
         total, *rest = self._each(numbers)
         reduction = reduction_of(op)
@@ -188,20 +190,21 @@ class _Writing:
         self.members.append((op, tuple(operands), dtype, attrs))
         return len(self.inputs) + len(self.members) - 1
 
-    def _answer(self, operand: int, n: int) -> list[tuple[int, Place]] | None:
+    def _answer(self, operand: int, n: int) -> list[tuple[int, OperandPlace]] | None:
         """The numbers of a result, and where in the operand they belong; None where that is not known."""
         reading, space = self.reading, self.reading.space
         if reading.kinds[n] is RowForm.TOTAL:
             return self._total(operand, n)
         numbers, dense = self.numbers[reading.key(n)], View.dense(space.bare)
         if reading.kinds[n] is not RowForm.ENTRY:
-            return [(numbers[0], Place(operand, dense))]
+            return [(numbers[0], OperandPlace(operand, dense))]
         return [
-            (number, Place(operand, _every(dense, space.length, at))) for at, number in enumerate(self._each(numbers))
+            (number, OperandPlace(operand, _every(dense, space.length, at)))
+            for at, number in enumerate(self._each(numbers))
         ]
 
-    def _total(self, operand: int, n: int) -> list[tuple[int, Place]] | None:
-        """What is folded over other axes than the row's, or over more."""
+    def _total(self, operand: int, n: int) -> list[tuple[int, OperandPlace]] | None:
+        """What is reduced over other axes than the row's, or over more."""
         reading, space, op = self.reading, self.reading.space, self.reading.op(n)
         key, spec = reading.taken_by(n), reading.specs[n]
         over = axes_of(Spec("bool", space.dims), reading.members[n - reading.first][3])
@@ -213,14 +216,14 @@ class _Writing:
         if along:
             if not reduces_rows(op) or self._dtype(key) != spec.dtype.name:
                 return None
-            numbers = (self._folded(op, numbers, spec.dtype.name),)
+            numbers = (self._reduced(op, numbers, spec.dtype.name),)
         attrs = (("axis", outside), ("keepdims", False))
-        folds = [self._put(op, (number,), spec.dtype.name, attrs) for number in numbers]
+        reductions = [self._put(op, (number,), spec.dtype.name, attrs) for number in numbers]
         left = View.dense([size for axis, size in enumerate(space.bare) if axis not in outside])
         if along:
-            return [(folds[0], Place(operand, left))]
-        every = enumerate(self._each(tuple(folds)))
-        return [(number, Place(operand, _every(left, space.length, at))) for at, number in every]
+            return [(reductions[0], OperandPlace(operand, left))]
+        every = enumerate(self._each(tuple(reductions)))
+        return [(number, OperandPlace(operand, _every(left, space.length, at))) for at, number in every]
 
     def _dtype(self, key: Key) -> str:
         return self.reading.specs[key[0]].dtype.name

@@ -8,8 +8,8 @@ rows would cost more than the caches give. A product that others want, too (a gr
 it lies where the last result will.
 
 Parts and repetitions of tensors are read where they lie, unless they would cut a loop's rows short (`short_rows`); what
-has several costly ops is computed in pieces (`chains`). What a program computes may be folded (summed, or the largest
-taken) in stretches of elements, whose number follows from the sizes alone; a second launch folds what they came to.
+has several costly ops is computed in pieces (`chains`). What a program computes may be reduced (summed, or the largest
+taken) in stretches of elements, whose number follows from the sizes alone; a second launch reduces what they came to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flowrt.kernels.composite.epilogue import EpilogueStep
 from flowrt.kernels.fusion.chains import cut_chains
 from flowrt.kernels.fusion.coordinates import apply_coordinates, by_coordinates
 from flowrt.kernels.fusion.padded import apply_padded, padded
-from flowrt.kernels.fusion.pieces import Parts, apart
+from flowrt.kernels.fusion.pieces import Assembly, apart
 from flowrt.kernels.fusion.program import (
     PAD,
     Member,
@@ -35,18 +35,18 @@ from flowrt.kernels.fusion.program import (
     Whole,
     axes_of,
     fused_kernel,
-    is_fold,
+    is_reduction,
     is_view,
     kept_shape,
     source_view,
     specs_of,
 )
-from flowrt.kernels.fusion.rowwise import folds_read_again, in_stages, kept_entries, whole_rows
+from flowrt.kernels.fusion.rowwise import in_stages, kept_entries, reductions_read_again, whole_rows
 from flowrt.kernels.fusion.short_rows import are_costly, needs_copy, needs_launch
 from flowrt.kernels.fusion.stretches import in_stretches, side_by_side, totals_for_each
 from flowrt.kernels.language.table import Call, Form, View, kernel, product_flops
 from flowrt.kernels.language.variants import Variant, is_compiled, symbol_of
-from flowrt.kernels.launch import Application, Step, apply_kernel, copy_step
+from flowrt.kernels.launch import Application, LaunchStep, apply_kernel, copy_step
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import CompileOrder
 
@@ -60,14 +60,14 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     """The application of the program ``attrs["members"]``, which answers the values ``attrs["results"]``."""
     members, results = attrs["members"], attrs["results"]
     specs, first = specs_of(inputs, members), len(inputs)
-    parts = Parts(first, len(outputs))
+    parts = Assembly(first, len(outputs))
     framed = padded(first, specs, members, results)
     if framed is not None:
         return apply_padded(parts, framed, device)
     thin = by_coordinates(first, specs, members, results)
     if thin is not None:
         return apply_coordinates(parts, thin, device)
-    again = folds_read_again(members, first)
+    again = reductions_read_again(members, first)
     pieces = [] if again else _pieces(first, specs, members, results)
     if pieces:
         return apart(parts, specs, members, results, pieces, device)
@@ -88,32 +88,33 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
 def apply_fused_on_cuda(
     inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str
 ) -> Application:
-    """The same program where every thread has registers of its own: what is of one shape between folds is a launch."""
+    """The same program where every thread has registers of its own: what is of one shape between reductions is a
+    launch."""
     members, results = attrs["members"], attrs["results"]
     specs, first = specs_of(inputs, members), len(inputs)
-    parts = Parts(first, len(outputs))
+    parts = Assembly(first, len(outputs))
     ops = [op for op, *_ in members]
-    whole = None if any(map(is_fold, ops)) or PAD in ops else _whole(first, specs, members, results, device)
+    whole = None if any(map(is_reduction, ops)) or PAD in ops else _whole(first, specs, members, results, device)
     if whole is not None:
         return _in_one(parts, whole, specs, members, device)
-    pieces = [] if PAD in ops else _between_folds(first, specs, members, results)
+    pieces = [] if PAD in ops else _between_reductions(first, specs, members, results)
     alone = [[n] for n in range(first, len(specs))]
     return apart(parts, specs, members, results, pieces if len(pieces) > 1 else alone, device)
 
 
-def _between_folds(
+def _between_reductions(
     first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
 ) -> list[list[int]]:
-    """The members, by number, in pieces one after another: stages without their folds, then each of these."""
+    """The members, by number, in pieces one after another: stages without their reductions, then each of these."""
     found: list[list[int]] = []
     for piece in in_stages(specs, members, results, first):
-        folds = [n for n in piece if is_fold(members[n - first][0])]
-        taken = {members[n - first][1][0] for n in folds}
-        rest = [n for n in piece if n not in folds]
+        reductions = [n for n in piece if is_reduction(members[n - first][0])]
+        taken = {members[n - first][1][0] for n in reductions}
+        rest = [n for n in piece if n not in reductions]
         if any(not is_view(members[n - first][0]) for n in rest):
             found.append(rest)
         found += [[n] for n in rest if n in taken and is_view(members[n - first][0])]
-        found += [[n] for n in folds]
+        found += [[n] for n in reductions]
     return found
 
 
@@ -130,22 +131,22 @@ def _whole(
 ) -> Whole | None:
     """The program in one launch; None where its members' shapes differ."""
     ops = dict(enumerate((member[0] for member in members), first))
-    entrywise = [n for n in ops if not (is_fold(ops[n]) or is_view(ops[n]))]
-    folded = [n for n in results if n in ops and is_fold(ops[n])]
+    entrywise = [n for n in ops if not (is_reduction(ops[n]) or is_view(ops[n]))]
+    reduced = [n for n in results if n in ops and is_reduction(ops[n])]
     shape = _common_shape(first, specs, members, results)
-    if not entrywise or shape is None or len(set(folded)) < len(folded):
+    if not entrywise or shape is None or len(set(reduced)) < len(reduced):
         return None
-    read = {n for at in (*entrywise, *folded) for n in members[at - first][1]}.union(results)
+    read = {n for at in (*entrywise, *reduced) for n in members[at - first][1]}.union(results)
     sources = [n for n in range(len(specs)) if n in read and (n < first or is_view(ops[n]))]
     plain, number = _plain([(n, members[n - first]) for n in entrywise], sources)
-    folds = tuple((number[members[n - first][1][0]], ops[n]) for n in folded)
-    dense = [(at, n) for at, n in enumerate(results, first) if n not in folded]
+    reductions = tuple((number[members[n - first][1][0]], ops[n]) for n in reduced)
+    dense = [(at, n) for at, n in enumerate(results, first) if n not in reduced]
     made = fused_kernel(
-        tuple(specs[n].dtype.name for n in sources), plain, tuple(number[n] for _, n in dense), device, folds
+        tuple(specs[n].dtype.name for n in sources), plain, tuple(number[n] for _, n in dense), device, reductions
     )
-    free = first + len(results) + len(folded)
+    free = first + len(results) + len(reduced)
     seen = [
-        _Source(
+        _OperandSource(
             n if n < first else members[n - first][1][0],
             specs[n].dtype,
             source_view(specs, members, first, n).broadcast_to(shape),
@@ -156,20 +157,20 @@ def _whole(
     views = [*(source.view for source in seen), *[View.dense(shape)] * len(dense)]
     dtypes = [specs[n].dtype for n in (*sources, *(n for _, n in dense))]
     call = Call(tuple(views))
-    if folded:
-        kept = [kept_shape(shape, axes_of(Spec("float64", shape), members[n - first][3])) for n in folded]
+    if reduced:
+        kept = [kept_shape(shape, axes_of(Spec("float64", shape), members[n - first][3])) for n in reduced]
         call = in_stretches(shape, kept, views)
         assert made.expression is not None
         dtypes += made.expression.held
     operands = (*(source.operand for source in seen), *(at for at, _ in dense), *range(first + len(results), free))
-    step = Step(made, operands, tuple(dtypes), call, len(sources))
-    ends = tuple((at, n) for at, n in enumerate(results, first) if n in folded)
+    step = LaunchStep(made, operands, tuple(dtypes), call, len(sources))
+    ends = tuple((at, n) for at, n in enumerate(results, first) if n in reduced)
     copied = tuple(Spec(source.dtype, shape) for source in seen if source.operand >= free)
     return Whole(step, ends, (), tuple(before), copied) if set(step.variant().ranks) <= {0, 1} else None
 
 
 @valueclass
-class _Source:
+class _OperandSource:
     """The operand that a program's launch reads, its dtype, and how the launch sees it."""
 
     operand: int
@@ -177,13 +178,15 @@ class _Source:
     view: View
 
 
-def _in_order(seen: Sequence[_Source], free: int, costly: bool, device: str) -> tuple[list[_Source], list[Step]]:
+def _in_order(
+    seen: Sequence[_OperandSource], free: int, costly: bool, device: str
+) -> tuple[list[_OperandSource], list[LaunchStep]]:
     """The sources, those that would cut rows short as copies, in operands from ``free`` on; and what copies them."""
-    found, copies = list(seen), list[Step]()
+    found, copies = list(seen), list[LaunchStep]()
     for at, source in enumerate(seen):
         if device == "cpu" and needs_copy(source.view, source.dtype.itemsize, costly):
             dense = View.dense(source.view.shape)
-            found[at] = _Source(free + len(copies), source.dtype, dense)
+            found[at] = _OperandSource(free + len(copies), source.dtype, dense)
             copies.append(copy_step(source.operand, found[at].operand, source.dtype, source.view, dense, device))
     return found, copies
 
@@ -191,10 +194,10 @@ def _in_order(seen: Sequence[_Source], free: int, costly: bool, device: str) -> 
 def _common_shape(
     first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The one shape of what is computed entry by entry and what is folded; None where there are several."""
+    """The one shape of what is computed entry by entry and what is reduced; None where there are several."""
     ops = dict(enumerate((member[0] for member in members), first))
-    entrywise = [n for n in ops if not (is_fold(ops[n]) or is_view(ops[n]))]
-    taken = [members[n - first][1][0] for n in results if n in ops and is_fold(ops[n])]
+    entrywise = [n for n in ops if not (is_reduction(ops[n]) or is_view(ops[n]))]
+    taken = [members[n - first][1][0] for n in results if n in ops and is_reduction(ops[n])]
     shapes = {specs[n].concrete for n in (*entrywise, *taken)}
     return shapes.pop() if len(shapes) == 1 else None
 
@@ -203,28 +206,29 @@ def _pieces(first: int, specs: Sequence[Spec], members: Sequence[Member], result
     """The members, by number, in pieces that are better computed one after another; nothing where one launch is."""
     if _common_shape(first, specs, members, results) is None:
         return []
-    short = _short_folds(first, specs, members, results)
+    short = _short_reductions(first, specs, members, results)
     if short:
         return [[n for n in range(first, len(specs)) if n not in short], *([n] for n in short)]
     return cut_chains(specs, members, results, first)
 
 
-def _short_folds(
+def _short_reductions(
     first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
 ) -> tuple[int, ...]:
-    """The folds, by number, for which a program's rows would be cut too short; those of columns go side by side."""
+    """The reductions, by number, for which a program's rows would be cut too short; those of columns go side by
+    side."""
     shape = _common_shape(first, specs, members, results)
-    folded = [n for n in dict.fromkeys(results) if n >= first and is_fold(members[n - first][0])]
-    if shape is None or len(members) == len(folded):
+    reduced = [n for n in dict.fromkeys(results) if n >= first and is_reduction(members[n - first][0])]
+    if shape is None or len(members) == len(reduced):
         return ()
-    kept = [kept_shape(shape, axes_of(Spec("bool", shape), members[n - first][3])) for n in folded]
+    kept = [kept_shape(shape, axes_of(Spec("bool", shape), members[n - first][3])) for n in reduced]
     if not kept or side_by_side(shape, kept, ()) > 1:
         return ()
     views, costly = [View.dense(left).broadcast_to(shape) for left in kept], are_costly(member[0] for member in members)
-    taken = [specs[members[n - first][1][0]].dtype.name for n in folded]
+    taken = [specs[members[n - first][1][0]].dtype.name for n in reduced]
     return tuple(
         n
-        for n, view, dtype in zip(folded, views, taken, strict=True)
+        for n, view, dtype in zip(reduced, views, taken, strict=True)
         if needs_launch(view, members[n - first][0], dtype, costly)
     )
 
@@ -247,8 +251,10 @@ def _plain(entrywise: Sequence[tuple[int, Member]], sources: Sequence[int]) -> t
     return tuple(plain), number
 
 
-def _in_one(parts: Parts, whole: Whole, specs: Sequence[Spec], members: Sequence[Member], device: str) -> Application:
-    """The step, and what folds the totals of its units."""
+def _in_one(
+    parts: Assembly, whole: Whole, specs: Sequence[Spec], members: Sequence[Member], device: str
+) -> Application:
+    """The step, and what reduces the totals of its units."""
     expression = whole.step.kernel.expression
     assert expression is not None
     parts.begin(whole)
@@ -274,22 +280,22 @@ def _together(op: str, totals: Spec, result: Spec, device: str = "cpu") -> Appli
 # ── orders ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _orders(whole: Step) -> tuple[CompileOrder, ...]:
+def _orders(whole: LaunchStep) -> tuple[CompileOrder, ...]:
     variant, expression = whole.variant(), whole.kernel.expression
     symbol = symbol_of(variant)
     if background.was_tried(symbol) or expression is None:
         return ()
     inputs = [dtype.name for dtype in expression.inputs]
     members = [(member.op, member.operands, member.dtype.name) for member in expression.members]
-    what = [inputs, members, expression.results, expression.folds, variant.ranks, variant.words]
+    what = [inputs, members, expression.results, expression.reductions, variant.ranks, variant.words]
     return (CompileOrder(symbol, json.dumps(what)),)
 
 
 def ordered_variants(request: str) -> list[Variant]:
     """The variants that an order asks for, the program's own first."""
-    inputs, members, results, folds, pattern, words = json.loads(request)
+    inputs, members, results, reductions, pattern, words = json.loads(request)
     plain = tuple((op, tuple(operands), dtype) for op, operands, dtype in members)
-    made = fused_kernel(tuple(inputs), plain, tuple(results), "cpu", tuple((n, op) for n, op in folds))
+    made = fused_kernel(tuple(inputs), plain, tuple(results), "cpu", tuple((n, op) for n, op in reductions))
     assert made.expression is not None
     dtypes = made.expression.dtypes
     kept = kept_entries(made.expression, pattern) if made.form is Form.ROWS else ()
@@ -300,10 +306,10 @@ def ordered_variants(request: str) -> list[Variant]:
 
 
 def _with_ends(variant: Variant) -> list[Variant]:
-    """A program's variant, and those that fold its totals."""
+    """A program's variant, and those that reduce its totals."""
     expression, found = variant.kernel.expression, [variant]
     assert expression is not None
-    for (n, op), held in zip(expression.folds, expression.held, strict=True):
+    for (n, op), held in zip(expression.reductions, expression.held, strict=True):
         value = expression.dtypes[n]
         result = value if value.kind == "f" and op not in ("any", "all") else held
         steps = _together(op, Spec(held, (1, 1)), Spec(result, (1,))).steps
@@ -326,7 +332,7 @@ def apply_with_epilogue(
     rest = apply_kernel(other, [inputs[n] if n >= 0 else made for n in taken], outputs[kept:], dict(how_other), device)
     products = [i for i, n in enumerate(taken) if n < 0]
     near = device == "cpu" and _goes_over_entries(rest, products, len(taken))
-    parts = Parts(len(inputs), len(outputs))
+    parts = Assembly(len(inputs), len(outputs))
     between = len(inputs) if kept else _place(parts, made, outputs, near)
     parts.add(product, [*range(count), between])
     results = range(len(inputs) + kept, len(inputs) + len(outputs))
@@ -334,7 +340,7 @@ def apply_with_epilogue(
     return _joined(parts.application()) if near else parts.application()
 
 
-def _place(parts: Parts, made: Spec, outputs: Sequence[Spec], near: bool) -> int:
+def _place(parts: Assembly, made: Spec, outputs: Sequence[Spec], near: bool) -> int:
     """Where a product lies that nobody else wants: where a result will, if that is written entry by entry."""
     alike = [i for i, spec in enumerate(outputs) if spec.dtype == made.dtype]
     return parts.inputs + alike[-1] if near and alike else parts.take(made)
@@ -343,9 +349,9 @@ def _place(parts: Parts, made: Spec, outputs: Sequence[Spec], near: bool) -> int
 def _goes_over_entries(rest: Application, products: Sequence[int], inputs: int) -> bool:
     """Whether one launch computes it, going over the products' and the results' entries in the order of memory."""
     step = rest.steps[0]
-    if len(rest.steps) > 1 or not isinstance(step, Step) or step.kernel.form is not Form.SCALARS:
+    if len(rest.steps) > 1 or not isinstance(step, LaunchStep) or step.kernel.form is not Form.SCALARS:
         return False
-    if step.kernel.expression is not None and step.kernel.expression.folds:
+    if step.kernel.expression is not None and step.kernel.expression.reductions:
         return False
     whole = [view for n, view in zip(step.operands, step.call.views, strict=True) if n in products or n >= inputs]
     return all(view.contiguous and view.offset == 0 for view in whole)
@@ -354,7 +360,7 @@ def _goes_over_entries(rest: Application, products: Sequence[int], inputs: int) 
 def _joined(application: Application) -> Application:
     """The last two steps as one, where the units of the one make whole rows."""
     *steps, product, epilogue = application.steps
-    if not isinstance(product, Step) or not isinstance(epilogue, Step) or product.call.rows is None:
+    if not isinstance(product, LaunchStep) or not isinstance(epilogue, LaunchStep) or product.call.rows is None:
         return application
     return replace(application, steps=(*steps, EpilogueStep(product, epilogue)))
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.fusion.pieces import Parts, apart
+from flowrt.kernels.fusion.pieces import Assembly, apart
 from flowrt.kernels.fusion.program import PAD, PART, Member, specs_of
 from flowrt.kernels.language.table import Form, View
-from flowrt.kernels.launch import Application, Step, apply_kernel, copy_step
+from flowrt.kernels.launch import Application, LaunchStep, apply_kernel, copy_step
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Launchable
@@ -74,7 +74,7 @@ def padded(first: int, specs: Sequence[Spec], members: Sequence[Member], results
     return None if at is None else Padded(first, specs, members, results, at)
 
 
-def apply_padded(parts: Parts, program: Padded, device: str) -> Application:
+def apply_padded(parts: Assembly, program: Padded, device: str) -> Application:
     """The application of a program around a padding."""
     first, results = program.first, program.results
     inside = _cut(program, program.inside)
@@ -175,7 +175,7 @@ def _placed(made: Application, windows: Mapping[int, View]) -> Application | Non
 def _written_in(step: Launchable, windows: Mapping[int, View]) -> Launchable | None:
     if windows.keys().isdisjoint(step.operands):
         return step
-    if not isinstance(step, Step) or step.kernel.form is not Form.SCALARS:
+    if not isinstance(step, LaunchStep) or step.kernel.form is not Form.SCALARS:
         return None
     pairs = list(zip(step.operands, step.call.views, strict=True))
     if any(view != View.dense(windows[n].shape) for n, view in pairs if n in windows):
@@ -184,7 +184,7 @@ def _written_in(step: Launchable, windows: Mapping[int, View]) -> Launchable | N
     return made if made.variant() == step.variant() else None  # windows of one column have other strides
 
 
-def _add_strip(parts: Parts, program: Padded, box: Box, device: str) -> None:
+def _add_strip(parts: Assembly, program: Padded, box: Box, device: str) -> None:
     """Compute a strip of the frame, member by member, and put it where it belongs."""
     count, dtype = program.first, program.specs[program.at].dtype
     filled = Spec(dtype, _sizes(box))
@@ -192,7 +192,7 @@ def _add_strip(parts: Parts, program: Padded, box: Box, device: str) -> None:
     part = _cut(program, box, filled)
     specs = specs_of(part.inputs, part.members)
     members = [[n] for n in range(len(part.inputs), len(specs))]
-    own = apart(Parts(len(part.inputs), len(part.results)), specs, part.members, part.results, members, device)
+    own = apart(Assembly(len(part.inputs), len(part.results)), specs, part.members, part.results, members, device)
     made = [parts.take(specs[n]) for n in part.results]
     parts.add(own, [*range(count), value, *made])
     for n, (result, place) in enumerate(zip(part.results, made, strict=True)):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flowrt.kernels.store.background import CompileOrder
 
 
-class Parts:
+class Assembly:
     """Steps of other applications as they are put together: operands are inputs, outputs, scratch, then local ones."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -65,7 +65,7 @@ class Parts:
 
 
 def apart(
-    parts: Parts,
+    parts: Assembly,
     specs: Sequence[Spec],
     members: Sequence[Member],
     results: Sequence[int],
@@ -75,7 +75,7 @@ def apart(
     """The program's members in pieces, one after another, each a program of its own where it has several."""
     first = parts.inputs
     taken_by = [{n for at in piece for n in members[at - first][1]}.difference(piece) for piece in pieces]
-    places = _Places(parts, specs, taken_by, results)
+    places = _ValuePlaces(parts, specs, taken_by, results)
     for number, (piece, taken) in enumerate(zip(pieces, taken_by, strict=True)):
         later = set(results).union(*taken_by[number + 1 :])
         made = [n for n in piece if n in later] or [piece[-1]]
@@ -111,11 +111,11 @@ def _piece(
     return apply_kernel(op, [specs[n] for n in operands], outputs, dict(attrs), device), operands
 
 
-class _Places:
+class _ValuePlaces:
     """The operand that holds each value: inputs, results, then scratch, which is taken again when its value is dead."""
 
     def __init__(
-        self, parts: Parts, specs: Sequence[Spec], taken_by: Sequence[Iterable[int]], results: Sequence[int]
+        self, parts: Assembly, specs: Sequence[Spec], taken_by: Sequence[Iterable[int]], results: Sequence[int]
     ) -> None:
         self._parts, self._specs, inputs = parts, specs, parts.inputs
         self._first = inputs + len(results)

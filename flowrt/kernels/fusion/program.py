@@ -16,11 +16,11 @@ from flowrt.base.spec import Spec, index_steps, normal_axes
 from flowrt.base.traits import Arranged, reduction_of, traits_of
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.composing import express
-from flowrt.kernels.language.table import Form, Kernel, View, broadcast
+from flowrt.kernels.language.table import Form, RegisteredKernel, View, broadcast
 from flowrt.kernels.ops.shape import part
 
 if TYPE_CHECKING:
-    from flowrt.kernels.launch import Step
+    from flowrt.kernels.launch import LaunchStep
 
 Member: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...]]"
 Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
@@ -33,15 +33,15 @@ CACHED = 1 << 22  # bytes that one launch may leave to another and stay in a cac
 class Whole:
     """A program as one launch. The step's operands are the program's inputs and results, then totals of its units.
 
-    ``ends`` are the operand and the value of each result that is folded from those totals. ``local`` is the memory
+    ``ends`` are the operand and the value of each result that is reduced from those totals. ``local`` is the memory
     that each thread needs for itself, whose operands count down from -1. ``before`` are copies of what would cut the
     step's rows short; the scratch that they fill, of specs ``copied``, comes behind the totals.
     """
 
-    step: Step
+    step: LaunchStep
     ends: tuple[tuple[int, int], ...] = ()
     local: tuple[Spec, ...] = ()
-    before: tuple[Step, ...] = ()
+    before: tuple[LaunchStep, ...] = ()
     copied: tuple[Spec, ...] = ()
 
 
@@ -50,7 +50,7 @@ def is_view(op: str) -> bool:
     return traits_of(op).view in (Arranged.REPEATED, Arranged.PART)
 
 
-def is_fold(op: str) -> bool:
+def is_reduction(op: str) -> bool:
     """Whether the op makes one of many entries."""
     return reduction_of(op) is not None
 
@@ -100,7 +100,7 @@ def _other_shape(op: str, specs: Sequence[Spec], operands: Sequence[int], attrs:
 
 
 def axes_of(spec: Spec, attrs: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
-    """The axes that a fold of ``spec`` is over."""
+    """The axes that a reduction of ``spec`` is over."""
     return normal_axes(dict(attrs)["axis"], spec.rank)
 
 
@@ -143,9 +143,9 @@ def fused_kernel(
     members: Plain,
     results: tuple[int, ...],
     device: str = "cpu",
-    folds: tuple[tuple[int, str], ...] = (),
-) -> Kernel:
+    reductions: tuple[tuple[int, str], ...] = (),
+) -> RegisteredKernel:
     """The kernel of a program on inputs of these dtypes; members are (op, operands, dtype of the result)."""
-    expression = express(inputs, members, results, device, folds)
-    form = Form.ROWS if any(member.folds_row for member in expression.members) else Form.SCALARS
-    return Kernel("fused", device, expression.function(), broadcast, form, expression=expression)
+    expression = express(inputs, members, results, device, reductions)
+    form = Form.ROWS if any(member.reduces_row for member in expression.members) else Form.SCALARS
+    return RegisteredKernel("fused", device, expression.function(), broadcast, form, expression=expression)

@@ -1,9 +1,9 @@
 """What is computed when, along one row: loops over its entries, and what stands between them.
 
 Law: pure; it knows an expression and which of its inputs repeat along a row, and emits nothing. A value is *fixed*
-where it is the same all along a row: read from what repeats, folded, or made of such. What a loop folds is known behind
-it, and what is made of that belongs to the next loop. All entries that leave are written by the last loop, behind which
-nothing is read, so that an output may lie in an input's memory.
+where it is the same all along a row: read from what repeats, reduced, or made of such. What a loop reduces is known
+behind it, and what is made of that belongs to the next loop. All entries that leave are written by the last loop,
+behind which nothing is read, so that an output may lie in an input's memory.
 
 An entry that a later loop needs again is computed again where that costs little, else kept in memory for one row.
 """
@@ -28,15 +28,15 @@ KEEPING = 4
 
 @valueclass
 class Loop:
-    """One loop over a row's entries. Values are numbers of the expression's, results and folds positions there."""
+    """One loop over a row's entries. Values are numbers of the expression's, results and reductions positions there."""
 
     before: tuple[int, ...]  # fixed members that are computed ahead of it
     reads: tuple[int, ...]  # inputs
     again: tuple[int, ...]  # what earlier loops kept
     computes: tuple[int, ...]  # members, entry by entry
     keeps: tuple[int, ...]
-    folds: tuple[int, ...]  # members that fold what this loop computes
-    totals: tuple[int, ...]  # the expression's own folds
+    reductions: tuple[int, ...]  # members that reduce what this loop computes
+    totals: tuple[int, ...]  # the expression's own reductions
     writes: tuple[int, ...]
 
 
@@ -56,14 +56,14 @@ def plan_rows(expression: Expression, repeats: Sequence[bool], by_row: Sequence[
 
 
 def narrow_totals(expression: Expression, pattern: Sequence[int]) -> tuple[int, ...]:
-    """The expression's own folds, by position, that add up columns of float32: those of some rows may be narrow.
+    """The expression's own reductions, by position, that add up columns of float32: those of some rows may be narrow.
 
     ``pattern`` holds the strides of all operands along a row.
     """
     first = len(expression.inputs) + len(expression.results)
     return tuple(
         at
-        for at, (n, op) in enumerate(expression.folds)
+        for at, (n, op) in enumerate(expression.reductions)
         if adds_up(op) and expression.dtypes[n] == np.float32 and pattern[first + at]
     )
 
@@ -84,28 +84,30 @@ class _Planning:
         self._expression, self._inputs = expression, len(expression.inputs)
         self._fixed, self._stage = list(repeats), [0] * self._inputs
         for member in expression.members:
-            folds, taken = member.folds_row, member.operands
-            self._fixed.append(folds or all(self._fixed[n] for n in taken))
-            self._stage.append(max((self._stage[n] for n in taken), default=0) + folds)
+            reductions, taken = member.reduces_row, member.operands
+            self._fixed.append(reductions or all(self._fixed[n] for n in taken))
+            self._stage.append(max((self._stage[n] for n in taken), default=0) + reductions)
         self._made_in: dict[int, int] = {}  # entry → the first loop that computes it
         self._kept: set[int] = set()
 
     def plan(self, by_row: Sequence[bool]) -> RowPlan:
         expression, stage = self._expression, self._stage
         entries = [at for at, row in enumerate(by_row) if not row]
-        folding = [n for n, member in enumerate(expression.members, self._inputs) if member.folds_row]
+        reducing = [n for n, member in enumerate(expression.members, self._inputs) if member.reduces_row]
         last = max(
             (
-                *(stage[n] - 1 for n in folding),
-                *(stage[n] for n, _ in expression.folds),
+                *(stage[n] - 1 for n in reducing),
+                *(stage[n] for n, _ in expression.reductions),
                 *(stage[expression.results[at]] for at in entries),
             )
         )
-        demands, folds, totals = [], [], []
+        demands, reductions, totals = [], [], []
         for number in range(last + 1):
-            folds.append(tuple(n for n in folding if stage[n] - 1 == number))
-            totals.append(tuple(at for at, (n, _) in enumerate(expression.folds) if stage[n] == number))
-            roots = [self._member(n).operands[0] for n in folds[-1]] + [expression.folds[at][0] for at in totals[-1]]
+            reductions.append(tuple(n for n in reducing if stage[n] - 1 == number))
+            totals.append(tuple(at for at, (n, _) in enumerate(expression.reductions) if stage[n] == number))
+            roots = [self._member(n).operands[0] for n in reductions[-1]] + [
+                expression.reductions[at][0] for at in totals[-1]
+            ]
             if number == last:
                 roots += [expression.results[at] for at in entries]
             demands.append(self._demanded(roots, number))
@@ -117,7 +119,7 @@ class _Planning:
                 tuple(sorted(demand.again)),
                 tuple(sorted(demand.computes)),
                 tuple(n for n in sorted(self._kept) if self._made_in[n] == number),
-                folds[number],
+                reductions[number],
                 totals[number],
                 writes[number],
             )
@@ -130,9 +132,9 @@ class _Planning:
         return self._expression.members[n - self._inputs]
 
     def _fixed_at(self, stage: int) -> tuple[int, ...]:
-        """The fixed members that are no folds and can be computed from there on."""
+        """The fixed members that are no reductions and can be computed from there on."""
         members = enumerate(self._expression.members, self._inputs)
-        return tuple(n for n, m in members if self._fixed[n] and not m.folds_row and self._stage[n] == stage)
+        return tuple(n for n, m in members if self._fixed[n] and not m.reduces_row and self._stage[n] == stage)
 
     def _demanded(self, roots: Sequence[int], number: int) -> _Demand:
         """What loop ``number`` does to have the values ``roots``."""

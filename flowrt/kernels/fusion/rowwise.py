@@ -1,10 +1,11 @@
-"""Fused programs that read again what they folded: each row of a tensor computed as a whole, in one launch.
+"""Fused programs that read again what they reduced: each row of a tensor computed as a whole, in one launch.
 
 Law: pure; from concrete shapes it decides whether a program is one of rows, and what its launch sees. Rows lie along
-the last axes, those that every fold read again is over. A value is an entry for each element or one for each row; other
-folds end the program, as `fused` has it.
+the last axes, those that every reduction read again is over. A value is an entry for each element or one for each row;
+other reductions end the program, as `fused` has it.
 
-A row is one thread's, so few rows of many elements are left to launches between the folds, which threads can share.
+A row is one thread's, so few rows of many elements are left to launches between the reductions, which threads can
+share.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from flowrt.kernels.fusion.program import (
     Whole,
     axes_of,
     fused_kernel,
-    is_fold,
+    is_reduction,
     is_view,
     kept_shape,
     source_view,
@@ -32,8 +33,8 @@ from flowrt.kernels.fusion.program import (
 from flowrt.kernels.fusion.row_plan import narrow_totals, plan_rows
 from flowrt.kernels.fusion.short_rows import are_too_short
 from flowrt.kernels.fusion.stretches import stretches
-from flowrt.kernels.language.table import NARROW, Call, Kernel, View
-from flowrt.kernels.launch import Step
+from flowrt.kernels.language.table import NARROW, Call, RegisteredKernel, View
+from flowrt.kernels.launch import LaunchStep
 from flowrt.kernels.tiles.copies import merged
 
 if TYPE_CHECKING:
@@ -71,16 +72,16 @@ def each_row(space: RowSpace, view: View) -> View:
     return View((*space.bare, space.length), (*view.strides, 0), view.offset)
 
 
-def folds_read_again(members: Sequence[Member], first: int) -> list[int]:
-    """The folds, by number, whose results other members take."""
+def reductions_read_again(members: Sequence[Member], first: int) -> list[int]:
+    """The reductions, by number, whose results other members take."""
     taken = {n for _, operands, _, _ in members for n in operands}
-    return [n for n, member in enumerate(members, first) if is_fold(member[0]) and n in taken]
+    return [n for n, member in enumerate(members, first) if is_reduction(member[0]) and n in taken]
 
 
 def row_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> RowSpace | None:
-    """The space of the rows that the folds read again are over; None where that is not one."""
+    """The space of the rows that the reductions read again are over; None where that is not one."""
     spaces = set()
-    for n in folds_read_again(members, first):
+    for n in reductions_read_again(members, first):
         op, operands, _, attrs = members[n - first]
         shape = specs[operands[0]].concrete
         axes = last_axes(op, len(shape), dict(attrs)["axis"])
@@ -94,7 +95,7 @@ def row_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> R
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class SpaceReading:
     """What the members of a program are in one space, and what they take from outside."""
 
     space: RowSpace
@@ -115,14 +116,14 @@ class Reading:
         before = self.kinds.get(operands[0])
         if is_view(op) and before is None:
             return True  # a source, where it is taken
-        if is_fold(op):
-            return self._fold(n)
+        if is_reduction(op):
+            return self._reduction(n)
         if traits_of(op).view in (Arranged.REPEATED, Arranged.RESHAPED):
             return self._alias(n, before)
         kind = self.space.form_of(self.specs[n].concrete)
         return kind is not None and self._make(n, op, operands, dtype, kind)
 
-    def _fold(self, n: int) -> bool:
+    def _reduction(self, n: int) -> bool:
         op, operands, dtype, attrs = self.members[n - self.first]
         taken, facts = self.specs[operands[0]].concrete, dict(attrs)
         if taken != self.space.dims:
@@ -170,14 +171,14 @@ class Reading:
         return key
 
     def key(self, n: int) -> Key:
-        """A value as a result, or as what is folded into a total."""
+        """A value as a result, or as what is reduced into a total."""
         return (self.same.get(n, n), False)
 
     def op(self, n: int) -> str:
         return self.members[n - self.first][0]
 
     def taken_by(self, n: int) -> Key:
-        """What the fold ``n`` folds."""
+        """What the reduction ``n`` reduces."""
         return self.key(self.members[n - self.first][1][0])
 
     def plain(self) -> tuple[Plain, dict[Key, int]]:
@@ -213,7 +214,7 @@ def whole_rows(
         return None
     if are_too_short(space.length, (member[0] for member in members)):
         return None
-    reading = Reading(space, specs, members, first)
+    reading = SpaceReading(space, specs, members, first)
     if not reading.read() or any(n not in reading.kinds for n in results):
         return None
     ends = tuple((at, n) for at, n in enumerate(results, first) if reading.kinds[n] is RowForm.TOTAL)
@@ -248,7 +249,7 @@ def whole_rows(
     )
     dtypes = (*made.inputs, *(specs[n].dtype for _, n in dense), *made.held, *(spec.dtype for spec in local))
     call = Call(tuple(views), words, units)
-    return Whole(Step(made_kernel, operands, dtypes, call, len(reading.sources)), ends, local)
+    return Whole(LaunchStep(made_kernel, operands, dtypes, call, len(reading.sources)), ends, local)
 
 
 def _take_turns(space: RowSpace, kept: tuple[int, ...]) -> bool:
@@ -256,11 +257,11 @@ def _take_turns(space: RowSpace, kept: tuple[int, ...]) -> bool:
     return any(kept == (1,) * first + space.dims[first:] for first in range(len(kept)))
 
 
-def _kernel(reading: Reading, results: Sequence[int], ends: Sequence[int], device: str) -> Kernel:
+def _kernel(reading: SpaceReading, results: Sequence[int], ends: Sequence[int], device: str) -> RegisteredKernel:
     plain, number = reading.plain()
-    folds = tuple((number[reading.taken_by(n)], reading.op(n)) for n in ends)
+    reductions = tuple((number[reading.taken_by(n)], reading.op(n)) for n in ends)
     dtypes = tuple(reading.specs[i].dtype.name for i, _ in reading.sources)
-    return fused_kernel(dtypes, plain, tuple(number[reading.key(n)] for n in results), device, folds)
+    return fused_kernel(dtypes, plain, tuple(number[reading.key(n)] for n in results), device, reductions)
 
 
 def kept_entries(expression: Expression, pattern: Sequence[int]) -> tuple[int, ...]:
@@ -281,7 +282,7 @@ def _result_view(space: RowSpace, kind: RowForm) -> View:
 def in_stages(
     specs: Sequence[Spec], members: Sequence[Member], results: Collection[int], first: int
 ) -> list[list[int]]:
-    """The members, by number, in pieces to be computed one after another: what is made of one shape between folds.
+    """The members, by number, in pieces to be computed one after another: what is made of one shape between reductions.
 
     Views are in every piece that takes them, unless they are results. Whatever else has another shape is a piece
     ahead of those of its stage.
@@ -292,11 +293,11 @@ def in_stages(
     entries: set[int] = set()
     views = views_of(members, first).difference(results)
     for n, (op, operands, _, _) in enumerate(members, first):
-        taken = operands[0] if is_fold(op) else n
+        taken = operands[0] if is_reduction(op) else n
         alone = specs[taken].concrete != largest or traits_of(op).view is not None
         before = max((stage[i] + (alone and i in entries) for i in operands), default=0)
-        stage.append(before + is_fold(op))
-        if not alone and not is_fold(op):
+        stage.append(before + is_reduction(op))
+        if not alone and not is_reduction(op):
             entries.add(n)
         if n not in views:
             pieces.setdefault((before, not alone, n if alone else 0), []).append(n)

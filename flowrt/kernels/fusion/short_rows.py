@@ -2,7 +2,7 @@
 
 Law: pure; by sizes and ops. A loop over few entries takes most of its time to begin and to end, the more so where its
 ops are costly, which fill the processor only where several vectors go side by side. So what repeats along short rows is
-copied to lie as everything else does, and folds that would cut rows short are launches of their own.
+copied to lie as everything else does, and reductions that would cut rows short are launches of their own.
 
 The numbers are from an AMD Zen 3 core, 131,072 float32 entries in rows of 4 to 100.
 """
@@ -40,10 +40,11 @@ def needs_copy(view: View, itemsize: int, costly: bool) -> bool:
 
 
 def needs_launch(kept: View, op: str, dtype: str, costly: bool) -> bool:
-    """Whether a fold by ``op`` of values of ``dtype``, whose results ``kept`` shows, is better a launch of its own.
+    """Whether a reduction by ``op`` of values of ``dtype``, whose results ``kept`` shows, is better a launch of its
+    own.
 
     One number for each row costs a loop little, unless its values are costly: those are written down before wider
-    totals are made of them, but other folds wait in the midst of them.
+    totals are made of them, but other reductions wait in the midst of them.
     """
     dims = merged([kept, View.dense(kept.shape)])
     if not dims:
@@ -57,5 +58,5 @@ def needs_launch(kept: View, op: str, dtype: str, costly: bool) -> bool:
 
 
 def are_too_short(length: int, ops: Iterable[str]) -> bool:
-    """Whether rows of which such ops are made are better computed in launches between their folds."""
+    """Whether rows of which such ops are made are better computed in launches between their reductions."""
     return length < COSTLY_ROW and are_costly(ops)

@@ -1,7 +1,7 @@
-"""How a program that folds is cut into units of work, and where the totals of each lie.
+"""How a program that reduces is cut into units of work, and where the totals of each lie.
 
 Law: pure; it follows from sizes alone, so that totals are the same bits on any number of threads. A unit is a stretch
-of elements in the order of memory, which has totals of its own. Where columns are folded whose rows are short, several
+of elements in the order of memory, which has totals of its own. Where columns are reduced whose rows are short, several
 rows go side by side, each with totals of its own, since a loop over few elements takes most of its time to begin.
 """
 
@@ -37,7 +37,7 @@ def stretches(
 
 
 def in_stretches(shape: Shape, kept: Sequence[Shape], views: Sequence[View]) -> Call:
-    """The application to ``views`` of that shape, which is folded to the shapes ``kept``, along their axes of 1."""
+    """The application to ``views`` of that shape, which is reduced to the shapes ``kept``, along their axes of 1."""
     many = side_by_side(shape, kept, views)
     units, words = stretches(shape, kept, many=many)
     if many == 1:
@@ -62,5 +62,5 @@ def side_by_side(shape: Shape, kept: Sequence[Shape], views: Sequence[View]) -> 
 
 
 def totals_for_each(call: Call, number: int, size: int) -> int:
-    """How many totals each result of fold ``number`` is made of, which has ``size`` results."""
+    """How many totals each result of reduction ``number`` is made of, which has ``size`` results."""
     return call.units * (int(call.words[2 + 2 * number]) // size if size else 1)

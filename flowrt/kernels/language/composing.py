@@ -15,7 +15,7 @@ import numpy as np
 from flowrt.base.errors import GraphError
 from flowrt.base.traits import reduces_rows
 from flowrt.kernels.language.expression import Expression, Function, Member
-from flowrt.kernels.language.folds import fold_of_row
+from flowrt.kernels.language.reductions import reduction_of_row
 from flowrt.kernels.language.table import NARROW, Form, facts_of, find_kernel, require_kernel
 
 
@@ -25,7 +25,7 @@ def express(
     members: tuple[tuple[str, tuple[int, ...], Any], ...],
     results: tuple[int, ...],
     device: str = "cpu",
-    folds: tuple[tuple[int, str], ...] = (),
+    reductions: tuple[tuple[int, str], ...] = (),
 ) -> Expression:
     """The expression of ``members``: (op, numbers of the values it takes, dtype of its result), in order.
 
@@ -40,15 +40,15 @@ def express(
         function = _scalar_function(op, [*taken, np.dtype(dtype)], device)
         made.append(Member(function, operands, np.dtype(dtype), op, facts_of(op).entry))
         dtypes.append(np.dtype(dtype))
-    asked = (*results, *(n for n, _ in folds))
+    asked = (*results, *(n for n, _ in reductions))
     if not asked or any(not 0 <= i < len(dtypes) for i in asked):
         raise GraphError(f"an expression of {len(dtypes)} values cannot answer {asked}")
-    return Expression(tuple(dtypes[: len(inputs)]), tuple(made), results, folds)
+    return Expression(tuple(dtypes[: len(inputs)]), tuple(made), results, reductions)
 
 
 def _scalar_function(op: str, dtypes: Sequence[Any], device: str) -> Function:
     if reduces_rows(op):
-        return fold_of_row
+        return reduction_of_row
     found = require_kernel(op, device, dtypes)
     if found.form is not Form.SCALARS:
         raise GraphError(f"{op} is not computed entry by entry, so it can be no member of an expression")

@@ -30,7 +30,7 @@ class Member:
     cost: int = CHEAP
 
     @property
-    def folds_row(self) -> bool:
+    def reduces_row(self) -> bool:
         """Whether it makes one value of all that its operand comes to along a row; see `row_plan`."""
         return reduces_rows(self.op)
 
@@ -39,13 +39,14 @@ class Member:
 class Expression:
     """A scalar function of inputs of dtypes ``inputs``; ``results`` are the numbers of the values it answers.
 
-    ``folds`` are those of values that loops over it fold, each with the op that says how (`folds.held_dtype`: in what).
+    ``reductions`` are those of values that loops over it reduce, each with the op that says how
+    (`reductions.held_dtype`: in what).
     """
 
     inputs: tuple[np.dtype[Any], ...]
     members: tuple[Member, ...]
     results: tuple[int, ...]
-    folds: tuple[tuple[int, str], ...] = ()
+    reductions: tuple[tuple[int, str], ...] = ()
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
@@ -59,14 +60,15 @@ class Expression:
 
     @property
     def held(self) -> tuple[np.dtype[Any], ...]:
-        """The dtype of what each fold comes to."""
+        """The dtype of what each reduction comes to."""
         dtypes = self.dtypes
-        return tuple(held_dtype(op, dtypes[n]) for n, op in self.folds)
+        return tuple(held_dtype(op, dtypes[n]) for n, op in self.reductions)
 
     def function(self) -> Function:
-        """The expression as a Python function of scalars, which answers a tuple: its results, then what it folds."""
+        """The expression as a Python function of scalars, which answers a tuple: its results, then what it
+        reductions."""
         members = tuple((member.function, member.operands, member.dtype) for member in self.members)
-        asked = (*self.results, *(n for n, _ in self.folds))
+        asked = (*self.results, *(n for n, _ in self.reductions))
 
         def apply(*values: Any) -> tuple[Any, ...]:
             known = list(values)

@@ -141,12 +141,12 @@ class Form(Enum):
 
     ARRAYS = "arrays"  # C-contiguous arrays of the ranks in the Call
     SCALARS = "scalars"  # one element of each input; the entry loops over any strides
-    ROWS = "rows"  # an expression that folds rows; the entry runs several loops over each
+    ROWS = "rows"  # an expression that reduces rows; the entry runs several loops over each
     PIECES = (
         "pieces"  # no function: input i's view 2i is copied to view 2i + 1 of the output, filled first with the word
     )
     PROGRAM = "program"  # its function answers the application, made of other kernels
-    FOLD = "fold"  # two elements to combine; the entry combines any number of vectors, one after another
+    REDUCE = "fold"  # two elements to combine; the entry combines any number of vectors, one after another
 
 
 Flops: TypeAlias = Callable[[Sequence[Spec]], float]
@@ -164,7 +164,7 @@ class Facts:
 
 
 @valueclass
-class Kernel:
+class RegisteredKernel:
     """How one op is computed on one kind of device."""
 
     op: str
@@ -177,7 +177,9 @@ class Kernel:
     local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None
     infallible: bool = False
     expression: Expression | None = None  # of a kernel of several ops' functions, whose form is SCALARS or ROWS
-    then: tuple[Kernel, ...] = ()  # further steps on the same operands, each begun when the one before is done
+    then: tuple[
+        RegisteredKernel, ...
+    ] = ()  # further steps on the same operands, each begun when the one before is done
 
     def supports(self, dtypes: Sequence[Any]) -> bool:
         return self.dtypes is None or self.dtypes(dtypes)
@@ -223,7 +225,7 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
-KERNELS: dict[tuple[str, str], list[Kernel]] = {}
+KERNELS: dict[tuple[str, str], list[RegisteredKernel]] = {}
 FACTS: dict[str, Facts] = {}
 NARROW: dict[Callable[..., Any], Narrow] = {}  # by scalar functions that have one
 HOST_ONLY: dict[str, str] = {}  # ops that have a CPU kernel and, on purpose, no CUDA twin, and the reason
@@ -299,8 +301,10 @@ def kernel(
         if layout is None and form is Form.ARRAYS:
             check_written(op, on, function)
         laid = layout or (_by_name(function) if form is Form.ARRAYS else natural)
-        following = tuple(Kernel(op, on, other, its_layout, form, infallible=infallible) for other, its_layout in then)
-        made = Kernel(op, on, function, laid, form, scratch, dtypes, local, infallible, then=following)
+        following = tuple(
+            RegisteredKernel(op, on, other, its_layout, form, infallible=infallible) for other, its_layout in then
+        )
+        made = RegisteredKernel(op, on, function, laid, form, scratch, dtypes, local, infallible, then=following)
         if (op, on) in KERNELS and not str(function.__module__).startswith("flowrt."):
             for forget in REPLACED:
                 forget()
@@ -402,7 +406,7 @@ def host_only(*ops: str, why: str) -> None:
     HOST_ONLY.update(dict.fromkeys(ops, why))
 
 
-def find_kernel(op: str, device: str, dtypes: Sequence[Any]) -> Kernel | None:
+def find_kernel(op: str, device: str, dtypes: Sequence[Any]) -> RegisteredKernel | None:
     """The kernel for these operand dtypes (inputs, then outputs), if there is one."""
     for candidate in KERNELS.get((op, device), ()):
         if candidate.supports(dtypes):
@@ -419,7 +423,7 @@ def without_kernel(op: str) -> str:
     return f'write one, @fr.kernel("{op}", on="cpu"){there}'
 
 
-def require_kernel(op: str, device: str, dtypes: Sequence[Any]) -> Kernel:
+def require_kernel(op: str, device: str, dtypes: Sequence[Any]) -> RegisteredKernel:
     """The kernel of ``op`` on ``device`` for these dtypes; raises `GraphError` naming the devices that have one."""
     found = find_kernel(op, device, dtypes)
     if found is None:

@@ -22,14 +22,14 @@ from flowrt.kernels.store.objects import address_of, bundle, cache_folder, is_th
 from flowrt.kernels.store.parts import made_by, surroundings
 
 if TYPE_CHECKING:
-    from flowrt.kernels.language.table import Kernel
+    from flowrt.kernels.language.table import RegisteredKernel
 
 
 @valueclass
 class Variant:
     """One of the entries a kernel is compiled to: for these dtypes, ranks (see `launch.Step`) and kinds of words."""
 
-    kernel: Kernel
+    kernel: RegisteredKernel
     dtypes: tuple[Any, ...]
     ranks: tuple[int, ...] = ()
     words: str = ""
@@ -51,7 +51,7 @@ def name_of(variant: Variant) -> str | None:
         at = [f"{place} {member.op} {member.operands} {member.dtype}" for place, member in members]
         at += [
             str([d.name for d in kernel.expression.inputs]),
-            f"{kernel.expression.results} {kernel.expression.folds}",
+            f"{kernel.expression.results} {kernel.expression.reductions}",
         ]
     what = f"{kernel.entry} {kernel.form.value} {[str(d) for d in variant.dtypes]}"
     return f"{' '.join(at)} {what} {list(variant.ranks)} {variant.words}"

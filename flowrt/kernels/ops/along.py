@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.language.folds import larger_loosely, smaller_loosely
+from flowrt.kernels.language.reductions import larger_loosely, smaller_loosely
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel
 from flowrt.kernels.language.twin import cuda
 from flowrt.kernels.ops.reduce import COLUMNS, SHORT, axes_taken
-from flowrt.kernels.tiles.squares import LANES, turn_lines, turn_rows
+from flowrt.kernels.tiles.squares import LANES, transpose_lines, transpose_rows
 
 SEARCHED = 64
 TOGETHER = 256  # short rows that are searched or added up side by side
@@ -82,7 +82,7 @@ def position(beats: Any, in_row: Any) -> Callable[..., Any]:
 
     @jitable
     def beat(entries: Any, start: int, k: int, width: int, best: Any, where: Any) -> None:
-        """Have the entries of line ``k`` beat the best before them, taking turns as in `row_fold`."""
+        """Have the entries of line ``k`` beat the best before them, taking turns as in `row_reduction`."""
         here = where.dtype.type(k)
         old, new, before, after = best[(k - 1) % 2], best[k % 2], where[(k - 1) % 2], where[k % 2]
         for i in range(width):
@@ -199,14 +199,14 @@ def _running_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs
 @jitable
 def run_short_rows(rows: Any, out: Any, lines: Any, reverse: int) -> None:
     """Running sums of each row, all rows at once: ``lines`` is room for them turned around."""
-    turn_rows(rows, lines)
+    transpose_rows(rows, lines)
     last = rows.shape[1] - 1
     for j in range(1, rows.shape[1]):
         before = lines[last + 1 - j if reverse != 0 else j - 1]
         line = lines[last - j if reverse != 0 else j]
         for i in range(rows.shape[0]):
             line[i] += before[i]
-    turn_lines(lines, out)
+    transpose_lines(lines, out)
 
 
 @jitable

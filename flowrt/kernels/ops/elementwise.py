@@ -41,7 +41,7 @@ from flowrt.kernels.language.table import (
     single,
 )
 from flowrt.kernels.language.twin import cuda, fmod
-from flowrt.kernels.launch import FILL_OP, Application, Step, copy_step
+from flowrt.kernels.launch import FILL_OP, Application, LaunchStep, copy_step
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
@@ -188,7 +188,7 @@ elementwise("maximum", lambda x, y: x if x >= y or x != x else y, usual=NUMBERS)
 elementwise("minimum", lambda x, y: x if x <= y or x != x else y, usual=NUMBERS)
 
 
-kernel("add_n", layout=flat, form=Form.FOLD)(lambda total, x: total + x)
+kernel("add_n", layout=flat, form=Form.REDUCE)(lambda total, x: total + x)
 
 
 @jitable
@@ -261,7 +261,7 @@ def add_n_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs,
     terms = [(0, 1), *((found, n) for n in range(2, found))] if found > 1 else []
     add = require_kernel("add", device, [spec.dtype] * 3)
     views = Call((View.dense((spec.size,)),) * 3, units=spec.size)
-    steps = [Step(add, (*pair, found), (spec.dtype,) * 3, views, 2) for pair in terms]
+    steps = [LaunchStep(add, (*pair, found), (spec.dtype,) * 3, views, 2) for pair in terms]
     if not steps:
         steps = [copy_step(0, 1, spec.dtype, views.views[0], views.views[0], device)]
     return Application(tuple(steps), ())

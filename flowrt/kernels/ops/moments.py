@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.language.folds import add_loosely
+from flowrt.kernels.language.reductions import add_loosely
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel
 from flowrt.kernels.language.twin import THREADS, cuda
-from flowrt.kernels.ops.partials import Folded, FormOf, count_parts
+from flowrt.kernels.ops.partials import FormOf, Reduced, count_parts
 from flowrt.kernels.ops.reduce import form_of, form_over
 
 ROWS = 64  # in a stretch of columns
@@ -37,7 +37,7 @@ class Cut:
     Where columns are few, so many rows are taken ``together`` as one; they are told apart again at the end.
     """
 
-    form: Folded
+    form: Reduced
     sizes: tuple[int, ...]
     last: bool
     together: int
@@ -67,7 +67,7 @@ class Cut:
         return Call(views, (int(self.last),), units, copied=(self.sizes,) * given)
 
 
-def _cut(form: Folded) -> Cut:
+def _cut(form: Reduced) -> Cut:
     (outer, a, middle, b, tail), last = form.sizes, form.last
     together = 1
     while not last and a == 1 and b > 0 and b % 2 == 0 and 0 < tail < WIDE:
@@ -228,19 +228,19 @@ def entry_on_cuda(x: Any, result: int, number: int, kept: int, last: int) -> Any
 
 
 @jitable
-def total_on_cuda(folded: Any) -> float:
+def total_on_cuda(reduced: Any) -> float:
     """The sum of what all threads of a block found."""
     cuda.syncthreads()
     total = 0.0
     for i in range(THREADS):
-        total += folded[i]
+        total += reduced[i]
     cuda.syncthreads()
     return total
 
 
 def moments_on_cuda(x: Any, mean: Any, variance: Any, last: int) -> None:
     """A block measures one result at a time: first the mean, then the squares about it."""
-    folded = cuda.shared.array(THREADS, np.float64)
+    reduced = cuda.shared.array(THREADS, np.float64)
     middle, kept = mean.shape[1], mean.shape[2]
     count = x.shape[1] * (x.shape[4] if last != 0 else x.shape[3])
     for result in range(cuda.blockIdx.x, mean.size, cuda.gridDim.x):
@@ -248,13 +248,13 @@ def moments_on_cuda(x: Any, mean: Any, variance: Any, last: int) -> None:
         found = 0.0
         for i in range(cuda.threadIdx.x, count, THREADS):
             found += entry_on_cuda(x, result, i, kept, last)
-        folded[cuda.threadIdx.x] = found
-        about, found = total_on_cuda(folded) / count, 0.0
+        reduced[cuda.threadIdx.x] = found
+        about, found = total_on_cuda(reduced) / count, 0.0
         for i in range(cuda.threadIdx.x, count, THREADS):
             apart = entry_on_cuda(x, result, i, kept, last) - about
             found += apart * apart
-        folded[cuda.threadIdx.x] = found
-        total = total_on_cuda(folded)
+        reduced[cuda.threadIdx.x] = found
+        total = total_on_cuda(reduced)
         if cuda.threadIdx.x == 0:
             mean[o, m, t], variance[o, m, t] = about, total / count
 
@@ -331,7 +331,7 @@ def add_parts(
         total[group, column], product[group, column] = one, other
 
 
-def _form_about(inputs: Sequence[Spec], attrs: Attrs) -> Folded:
+def _form_about(inputs: Sequence[Spec], attrs: Attrs) -> Reduced:
     """The form where the axes are those along which the mean repeats."""
     shape, mean = inputs[0].concrete, inputs[2].concrete
     kept = (1,) * (len(shape) - len(mean)) + mean
@@ -346,7 +346,7 @@ kernel("sums_about", layout=_sums.first, scratch=_sums.scratch, local=_sums.loca
 
 def sums_on_cuda(x: Any, weights: Any, mean: Any, total: Any, product: Any, last: int) -> None:
     """A block adds up one result at a time."""
-    folded = cuda.shared.array(THREADS, np.float64)
+    reduced = cuda.shared.array(THREADS, np.float64)
     middle, kept = mean.shape[1], mean.shape[2]
     count = x.shape[1] * (x.shape[4] if last != 0 else x.shape[3])
     for result in range(cuda.blockIdx.x, mean.size, cuda.gridDim.x):
@@ -356,10 +356,10 @@ def sums_on_cuda(x: Any, weights: Any, mean: Any, total: Any, product: Any, last
             weight = entry_on_cuda(weights, result, i, kept, last)
             one += weight
             other += weight * (entry_on_cuda(x, result, i, kept, last) - mean[o, m, t])
-        folded[cuda.threadIdx.x] = one
-        one = total_on_cuda(folded)
-        folded[cuda.threadIdx.x] = other
-        other = total_on_cuda(folded)
+        reduced[cuda.threadIdx.x] = one
+        one = total_on_cuda(reduced)
+        reduced[cuda.threadIdx.x] = other
+        other = total_on_cuda(reduced)
         if cuda.threadIdx.x == 0:
             total[o, m, t], product[o, m, t] = one, other
 

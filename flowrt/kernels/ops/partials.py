@@ -15,21 +15,21 @@ import numpy as np
 
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.language.folds import along_row
+from flowrt.kernels.language.reductions import along_row
 from flowrt.kernels.language.table import Attrs, Call, Form, View, host_only, kernel
 from flowrt.kernels.launch import Application, apply_kernel
 
 if TYPE_CHECKING:
-    from flowrt.kernels.language.folds import Fold
+    from flowrt.kernels.language.reductions import Reducer
 
 PART, PARTS = 1 << 14, 32  # entries that are worth a unit of work, and how many units are enough
 OUTER, RESULTS = 8, 2048  # from so many groups of results, or results in a group, they are units enough
-COLUMNS = 1024  # folded at a time: long rows are read from end to end, what is held of them stays in the nearest cache
+COLUMNS = 1024  # reduced at a time: long rows are read from end to end, what is held of them stays in the nearest cache
 
 
 @valueclass
-class Folded:
-    """What is folded: its five ``sizes``, whether the ``last`` is reduced, and how its ``entries`` lie.
+class Reduced:
+    """What is reduced: its five ``sizes``, whether the ``last`` is reduced, and how its ``entries`` lie.
 
     These are copied into the form where the reduced axes lie in more than two groups.
     """
@@ -43,7 +43,7 @@ class Folded:
         return View.dense(shape) if self.entries.contiguous else self.entries
 
 
-FormOf = Callable[[Sequence[Spec], Attrs], Folded]
+FormOf = Callable[[Sequence[Spec], Attrs], Reduced]
 
 
 def count_parts(sizes: Sequence[int], last: bool) -> int:
@@ -61,13 +61,13 @@ def _groups(sizes: Sequence[int], last: bool) -> tuple[tuple[int, int, int], int
     return (outer, rows, tail), 1 if last else tail
 
 
-def folding_parts(fold: Fold, start: int | None, fold_rows: Any) -> Callable[..., Any]:
-    """The entry that folds each part by itself."""
+def reducing_parts(reducer: Reducer, start: int | None, reduce_rows: Any) -> Callable[..., Any]:
+    """The entry that reduces each part by itself."""
     first = start is None
     neutral = 0 if start is None else start
-    fold_along, take = along_row(fold), fold.take
+    reduce_along, take = along_row(reducer), reducer.take
 
-    def fold_parts(x: Any, y: Any, parts: Any, found: Any, last: int, begin: int, end: int) -> None:
+    def reduce_parts(x: Any, y: Any, parts: Any, found: Any, last: int, begin: int, end: int) -> None:
         count, rows, columns = parts.shape[1], x.shape[1], x.shape[2]
         for unit in range(begin, end):
             o, part = unit // count, unit % count
@@ -75,25 +75,25 @@ def folding_parts(fold: Fold, start: int | None, fold_rows: Any) -> Callable[...
                 row, stop = x[o, 0], columns * (part + 1) // count
                 at = columns * part // count
                 held = take(row[at], found) if first else found.dtype.type(neutral)
-                parts[o, part, 0] = fold_along(row, at, stop, held, found)
+                parts[o, part, 0] = reduce_along(row, at, stop, held, found)
                 continue
             some = x[o][rows * part // count : rows * (part + 1) // count]
             for t in range(0, columns, found.shape[1]):
                 width = min(columns - t, found.shape[1])
                 for i in range(width):
                     found[0, i] = take(some[0, np.uint64(t + i)], found) if first else neutral
-                folded, out = found[fold_rows(some, t, width, found, 0)], parts[o, part]
+                reduced, out = found[reduce_rows(some, t, width, found, 0)], parts[o, part]
                 for i in range(width):
-                    out[np.uint64(t + i)] = folded[i]
+                    out[np.uint64(t + i)] = reduced[i]
 
-    return fold_parts
+    return reduce_parts
 
 
-def folding_together(fold: Fold, finish: Callable[..., Any]) -> Callable[..., Any]:
-    """The entry that combines the parts of each result, taking turns as in `reduce.row_fold`."""
-    combine = fold.combine
+def reducing_together(reducer: Reducer, finish: Callable[..., Any]) -> Callable[..., Any]:
+    """The entry that combines the parts of each result, taking turns as in `reduce.row_reduction`."""
+    combine = reducer.combine
 
-    def fold_together(x: Any, y: Any, parts: Any, found: Any, last: int, begin: int, end: int) -> None:
+    def reduce_together(x: Any, y: Any, parts: Any, found: Any, last: int, begin: int, end: int) -> None:
         entries, kept, at = x.shape[1] * x.shape[2] if last != 0 else x.shape[1], y.shape[1], begin
         while at < end:
             o, t = at // kept, at % kept
@@ -104,24 +104,24 @@ def folding_together(fold: Fold, finish: Callable[..., Any]) -> Callable[..., An
                 old, new, more = found[(part - 1) % 2], found[part % 2], parts[o, part]
                 for i in range(width):
                     new[i] = combine(old[i], more[np.uint64(t + i)])
-            folded = found[(parts.shape[1] - 1) % 2]
+            reduced = found[(parts.shape[1] - 1) % 2]
             for i in range(width):
-                y[o, np.uint64(t + i)] = finish(folded[i], entries)
+                y[o, np.uint64(t + i)] = finish(reduced[i], entries)
             at += width
 
-    return fold_together
+    return reduce_together
 
 
 @valueclass
 class Parted:
     """A reduction: how entries are combined, from what, what the result is made of, the dtype they are held in, and the
-    helper that folds rows."""
+    helper that reduces rows."""
 
-    fold: Fold
+    reducer: Reducer
     start: int | None
     finish: Callable[..., Any]
     wide: Callable[[np.dtype[Any]], Any]
-    fold_rows: Callable[..., Any]
+    reduce_rows: Callable[..., Any]
 
 
 def register_parted(op: str, whole: tuple[Callable[..., Any], Any, Any], form: FormOf, how: Parted) -> None:
@@ -151,9 +151,9 @@ def register_parted(op: str, whole: tuple[Callable[..., Any], Any, Any], form: F
         chosen = in_parts if count_parts(found.sizes, found.last) > 1 else at_once
         return apply_kernel(chosen, inputs, outputs, attrs, device)
 
-    together = folding_together(how.fold, how.finish)
+    together = reducing_together(how.reducer, how.finish)
     kernel(in_parts, layout=layout, scratch=memory(2), local=memory(3), then=((together, ending),))(
-        folding_parts(how.fold, how.start, how.fold_rows)
+        reducing_parts(how.reducer, how.start, how.reduce_rows)
     )
     kernel(at_once, layout=whole[1], local=whole[2])(whole[0])
     kernel(op, form=Form.PROGRAM)(apply)

@@ -1,9 +1,9 @@
 """Random numbers by Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 
 A key and a counter make four words of 32 bits. A tensor's own key is what (seed, stream, step) makes, and then each
-turn of the loops around it; its entries are blocks counted from 0, so each is computed without those before it: devices
-agree, and so does whoever makes but a stretch of it. What the words become is computed in float64 and rounded once. A
-CPU computes many blocks at a time, side by side, each step of the way a loop of vectors.
+iteration of the loops around it; its entries are blocks counted from 0, so each is computed without those before it:
+devices agree, and so does whoever makes but a stretch of it. What the words become is computed in float64 and rounded
+once. A CPU computes many blocks at a time, side by side, each step of the way a loop of vectors.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
 
 
 @jitable
-def tensor_key(turns: Any, given: int, seed: int, stream: int, run: Any) -> Any:
-    """Four words of a tensor's own, from the op's seed (the run's, where none is ``given``), stream, step and turns."""
+def tensor_key(iterations: Any, given: int, seed: int, stream: int, run: Any) -> Any:
+    """Four words of a tensor's own, from the op's seed (the run's, where none is ``given``), stream, step and
+    iterations."""
     root, step = np.uint64((seed if given else run[2]) & POSITIVE), np.uint64(run[1] & POSITIVE)
     name = np.uint64(stream & POSITIVE)
     key = philox(name & LOW, name >> HALF, step & LOW, step >> HALF, root & LOW, root >> HALF)
-    for number in range(turns.size):
-        turn = np.uint64(turns[number])
-        key = philox(turn & LOW, turn >> HALF, key[2], key[3], key[0], key[1])
+    for number in range(iterations.size):
+        iteration = np.uint64(iterations[number])
+        key = philox(iteration & LOW, iteration >> HALF, key[2], key[3], key[0], key[1])
     return key
 
 
@@ -86,14 +87,14 @@ def fill_normal(y: Any, block: int, mean: float, stddev: float, base: int, lead:
     words, many = block_words(base + block, key), lanes(y)
     for pair in range(many // 2):
         if many == 2:
-            share, turn = unit(words[0], words[1]), unit(words[2], words[3])
+            share, iteration = unit(words[0], words[1]), unit(words[2], words[3])
         else:
-            share, turn = float(words[2 * pair]) * 2.0**-32, float(words[2 * pair + 1]) * 2.0**-32
+            share, iteration = float(words[2 * pair]) * 2.0**-32, float(words[2 * pair + 1]) * 2.0**-32
         radius, at = stddev * math.sqrt(-2.0 * math.log(1.0 - share)), block * many + 2 * pair - lead
         if at >= 0 and at < y.size:
-            y[at] = mean + radius * math.cos(TWO_PI * turn)
+            y[at] = mean + radius * math.cos(TWO_PI * iteration)
         if at + 1 >= 0 and at + 1 < y.size:
-            y[at + 1] = mean + radius * math.sin(TWO_PI * turn)
+            y[at + 1] = mean + radius * math.sin(TWO_PI * iteration)
 
 
 @jitable
@@ -165,10 +166,10 @@ def put_blocks(numbers: Any, y: Any, first: int, many: int, lead: int) -> None:
 
 @kernel("random_normal", layout=_side_by_side, local=_room, infallible=True)
 def random_normal(
-    shape: Any, turns: Any, y: Any, words: Any, numbers: Any, mean: float, stddev: float, given: int, seed: int,
+    shape: Any, iterations: Any, y: Any, words: Any, numbers: Any, mean: float, stddev: float, given: int, seed: int,
     stream: int, base: int, lead: int, begin: int, end: int, run: Any,
 ) -> None:  # fmt: skip
-    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
+    key, many = tensor_key(iterations, given, seed, stream, run), lanes(y)
     for first in range(begin, end, BLOCKS):
         count = min(BLOCKS, end - first)
         make_words(words, base + first, count, key)
@@ -176,31 +177,31 @@ def random_normal(
             one, other = words[2 * pair], words[2 * pair + 1]
             for t in range(count):
                 if many == 2:
-                    share, turn = wide_share(words[0, t], words[1, t]), wide_share(words[2, t], words[3, t])
+                    share, iteration = wide_share(words[0, t], words[1, t]), wide_share(words[2, t], words[3, t])
                 else:
-                    share, turn = whole_number(one[t]) * 2.0**-32, whole_number(other[t]) * 2.0**-32
+                    share, iteration = whole_number(one[t]) * 2.0**-32, whole_number(other[t]) * 2.0**-32
                 radius = stddev * math.sqrt(-2.0 * log_of_normal64(1.0 - share, 0.0))
-                across, up = circle(turn)
+                across, up = circle(iteration)
                 numbers[2 * pair, t], numbers[2 * pair + 1, t] = mean + radius * across, mean + radius * up
         put_blocks(numbers, y, first, count, lead)
 
 
 @kernel("random_normal", "cuda", layout=_sampling)
 def random_normal_on_cuda(
-    shape: Any, turns: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, base: int,
+    shape: Any, iterations: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, base: int,
     lead: int, run: Any,
 ) -> None:  # fmt: skip
-    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
+    key, many = tensor_key(iterations, given, seed, stream, run), lanes(y)
     for block in range(cuda.grid(1), (y.size + lead + many - 1) // many, cuda.gridsize(1)):
         fill_normal(y, block, mean, stddev, base, lead, key)
 
 
 @kernel("random_uniform", layout=_side_by_side, local=_room, infallible=True)
 def random_uniform(
-    shape: Any, turns: Any, y: Any, words: Any, numbers: Any, low: float, high: float, given: int, seed: int,
+    shape: Any, iterations: Any, y: Any, words: Any, numbers: Any, low: float, high: float, given: int, seed: int,
     stream: int, base: int, lead: int, begin: int, end: int, run: Any,
 ) -> None:  # fmt: skip
-    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
+    key, many = tensor_key(iterations, given, seed, stream, run), lanes(y)
     least, limit = y.dtype.type(low), y.dtype.type(high)
     for first in range(begin, end, BLOCKS):
         count = min(BLOCKS, end - first)
@@ -218,9 +219,9 @@ def random_uniform(
 
 @kernel("random_uniform", "cuda", layout=_sampling)
 def random_uniform_on_cuda(
-    shape: Any, turns: Any, y: Any, low: float, high: float, given: int, seed: int, stream: int, base: int,
+    shape: Any, iterations: Any, y: Any, low: float, high: float, given: int, seed: int, stream: int, base: int,
     lead: int, run: Any,
 ) -> None:  # fmt: skip
-    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
+    key, many = tensor_key(iterations, given, seed, stream, run), lanes(y)
     for block in range(cuda.grid(1), (y.size + lead + many - 1) // many, cuda.gridsize(1)):
         fill_uniform(y, block, low, high, base, lead, key)

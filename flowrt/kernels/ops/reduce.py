@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.spec import Spec, normal_axes
-from flowrt.kernels.language.folds import (
-    Fold,
+from flowrt.kernels.language.reductions import (
+    Reducer,
     add_loosely,
     along_row,
     larger_loosely,
@@ -26,15 +26,15 @@ from flowrt.kernels.language.folds import (
 )
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel, pieces
 from flowrt.kernels.language.twin import THREADS, cuda
-from flowrt.kernels.ops.partials import Folded, Parted, register_parted
+from flowrt.kernels.ops.partials import Parted, Reduced, register_parted
 from flowrt.kernels.tiles.rowmoves import add_row
-from flowrt.kernels.tiles.squares import LANES, turn_rows
+from flowrt.kernels.tiles.squares import LANES, transpose_rows
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Shape
 
-COLUMNS = 1024  # folded at a time, so that what is held of them stays in a core's nearest cache
-SHORT = 32  # entries of rows that are folded side by side
+COLUMNS = 1024  # reduced at a time, so that what is held of them stays in a core's nearest cache
+SHORT = 32  # entries of rows that are reduced side by side
 
 
 def _groups(shape: Shape, axes: Sequence[int]) -> list[tuple[bool, int]]:
@@ -52,8 +52,8 @@ def _groups(shape: Shape, axes: Sequence[int]) -> list[tuple[bool, int]]:
     return out
 
 
-def form_over(shape: Shape, axes: Sequence[int]) -> Folded:
-    """The form of what has this shape and is folded over these axes."""
+def form_over(shape: Shape, axes: Sequence[int]) -> Reduced:
+    """The form of what has this shape and is reduced over these axes."""
     sizes = [n for _, n in _groups(shape, axes)]
     match len(sizes):
         case 1:
@@ -69,27 +69,27 @@ def form_over(shape: Shape, axes: Sequence[int]) -> Folded:
     return _rearranged(shape, axes, len(sizes) % 2 == 0)
 
 
-def _in_order(sizes: tuple[int, ...], last: bool) -> Folded:
-    return Folded(sizes, last, View.dense(sizes))
+def _in_order(sizes: tuple[int, ...], last: bool) -> Reduced:
+    return Reduced(sizes, last, View.dense(sizes))
 
 
-def _rearranged(shape: Shape, axes: Sequence[int], last: bool) -> Folded:
+def _rearranged(shape: Shape, axes: Sequence[int], last: bool) -> Reduced:
     """The form with the reduced axes side by side: last if one of them is, else behind the kept ones before them."""
     view, reduced = View.dense([n or 0 for n in shape]), [i for i in range(len(shape)) if i in axes]
     kept = [i for i in range(len(shape)) if i not in axes]
     head = [i for i in kept if last or i < reduced[0]]
     tail = kept[len(head) :]
-    outer, folded, inner = (math.prod(view.shape[i] for i in some) for some in (head, reduced, tail))
-    sizes = (outer, 1, 1, 1, folded) if last else (outer, 1, 1, folded, inner)
-    return Folded(sizes, last, view.permute([*head, *reduced, *tail]))
+    outer, within, inner = (math.prod(view.shape[i] for i in some) for some in (head, reduced, tail))
+    sizes = (outer, 1, 1, 1, within) if last else (outer, 1, 1, within, inner)
+    return Reduced(sizes, last, view.permute([*head, *reduced, *tail]))
 
 
 def axes_taken(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, ...]:
-    """The axes that are folded, each counted from the first."""
+    """The axes that are reduced, each counted from the first."""
     return normal_axes(attrs["axis"], inputs[0].rank)
 
 
-def _call(form: Folded, ignored: Sequence[Spec]) -> Call:
+def _call(form: Reduced, ignored: Sequence[Spec]) -> Call:
     """Each result is a unit of work."""
     sizes, last = form.sizes, form.last
     outer, _, middle, _, tail = sizes
@@ -99,7 +99,7 @@ def _call(form: Folded, ignored: Sequence[Spec]) -> Call:
     return Call((*views, *memory), (int(last),), math.prod(results), copied=(sizes,))
 
 
-def form_of(inputs: Sequence[Spec], attrs: Attrs) -> Folded:
+def form_of(inputs: Sequence[Spec], attrs: Attrs) -> Reduced:
     return form_over(inputs[0].concrete, axes_taken(inputs, attrs))
 
 
@@ -108,7 +108,7 @@ def _layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Ca
 
 
 def _columns(sizes: tuple[int, ...], last: bool) -> int:
-    """How many columns, or short rows, are folded at a time."""
+    """How many columns, or short rows, are reduced at a time."""
     if not last:
         return min(sizes[4], COLUMNS)
     outer, _, middle, _, tail = sizes
@@ -122,7 +122,7 @@ def _lines(sizes: tuple[int, ...], last: bool) -> tuple[int, int]:
     return (sizes[4], together) if last and together > 1 else (1, 1)
 
 
-def _memory(form: Folded, entry: Any, wide: Any) -> list[Spec]:
+def _memory(form: Reduced, entry: Any, wide: Any) -> list[Spec]:
     return [Spec(wide, (2, _columns(form.sizes, form.last))), Spec(entry, _lines(form.sizes, form.last))]
 
 
@@ -182,17 +182,17 @@ def over_count(found: Any, count: Any) -> Any:
     return found / count
 
 
-def row_fold(fold: Fold) -> Callable[..., Any]:
-    """Folds rows into ``found[turn]``, entry by entry, four rows at a time: each visit costs a load and a store.
+def row_reducer(reducer: Reducer) -> Callable[..., Any]:
+    """Reduces rows into ``found[turn]``, entry by entry, four rows at a time: each visit costs a load and a store.
 
     The answer is which of the two rows of ``found`` they end in. Extremes let these take turns: what is chosen between
     an entry and what is there, and stored there, the compiler stores only where it is the entry, by an instruction
-    that takes ten times as long. Columns are folded strictly in order, so that one comes out the same wherever those
-    beside it are folded.
+    that takes ten times as long. Columns are reduced strictly in order, so that one comes out the same wherever those
+    beside it are reduced.
     """
-    combine, take, turns = fold.combine, fold.take, int(fold.chooses)
+    combine, take, turns = reducer.combine, reducer.take, int(reducer.chooses)
 
-    def fold_rows(rows: Any, start: int, width: int, found: Any, turn: int) -> Any:
+    def reduce_rows(rows: Any, start: int, width: int, found: Any, turn: int) -> Any:
         fours = rows.shape[0] // 4 * 4
         for r in range(0, fours, 4):
             p, q, s, u = rows[r], rows[r + 1], rows[r + 2], rows[r + 3]
@@ -209,23 +209,23 @@ def row_fold(fold: Fold) -> Callable[..., Any]:
             turn = (1 - turn) * turns
         return turn
 
-    return jitable(fold_rows)
+    return jitable(reduce_rows)
 
 
-def reduction(fold: Fold, start: int | None, finish: Any = as_it_is) -> Callable[..., Any]:
-    """The kernel that folds entries from ``start`` or, if None, from the first, which then counts twice."""
+def reduction(reducer: Reducer, start: int | None, finish: Any = as_it_is) -> Callable[..., Any]:
+    """The kernel that reduces entries from ``start`` or, if None, from the first, which then counts twice."""
     first = start is None
     neutral = 0 if start is None else start
-    fold_along, take, fold_rows = along_row(fold), fold.take, row_fold(fold)
+    reduce_along, take, reduce_rows = along_row(reducer), reducer.take, row_reducer(reducer)
 
     @jitable
-    def fold_short(rows: Any, found: Any, lines: Any, again: bool, turn: int) -> Any:
-        """Fold short rows into ``found[turn]``, each into its own entry; see `row_fold` for the answer."""
-        turn_rows(rows, lines)
+    def reduce_lines(rows: Any, found: Any, lines: Any, again: bool, turn: int) -> Any:
+        """Fold short rows into ``found[turn]``, each into its own entry; see `row_reduction` for the answer."""
+        transpose_rows(rows, lines)
         if not again:
             for i in range(rows.shape[0]):
                 found[0, i] = take(lines[0, i], found) if first else neutral
-        return fold_rows(lines, 0, rows.shape[0], found, turn)
+        return reduce_rows(lines, 0, rows.shape[0], found, turn)
 
     @jitable
     def reduce_short(x: Any, y: Any, found: Any, lines: Any, begin: int, end: int) -> None:
@@ -237,10 +237,10 @@ def reduction(fold: Fold, start: int | None, finish: Any = as_it_is) -> Callable
                 width = min(width, middle - m)
             for k in range(a):
                 rows = x[o, k, m : m + width, 0] if a > 1 else x[at : at + width, 0, 0, 0]
-                turn = fold_short(rows, found, lines, k > 0, turn)
-            folded, out = found[turn], y[o, m:, 0] if a > 1 else y[at:, 0, 0]
+                turn = reduce_lines(rows, found, lines, k > 0, turn)
+            totals, out = found[turn], y[o, m:, 0] if a > 1 else y[at:, 0, 0]
             for i in range(width):
-                out[i] = finish(folded[i], a * x.shape[4])
+                out[i] = finish(totals[i], a * x.shape[4])
             at += width
 
     def reduce(x: Any, y: Any, found: Any, lines: Any, last: int, begin: int, end: int) -> None:
@@ -253,7 +253,7 @@ def reduction(fold: Fold, start: int | None, finish: Any = as_it_is) -> Callable
                 o, m = result // middle, result % middle
                 held = take(x[o, 0, m, 0, 0], found) if first else found.dtype.type(neutral)
                 for k in range(a):
-                    held = fold_along(x[o, k, m, 0], 0, tail, held, found)
+                    held = reduce_along(x[o, k, m, 0], 0, tail, held, found)
                 y[o, m, 0] = finish(held, a * tail)
             return
         at, kept = begin, y.shape[2]
@@ -265,54 +265,55 @@ def reduction(fold: Fold, start: int | None, finish: Any = as_it_is) -> Callable
                 found[0, i] = take(x[o, 0, m, 0, np.uint64(t + i)], found) if first else neutral
             turn = 0
             for k in range(a):
-                turn = fold_rows(x[o, k, m], t, width, found, turn)
-            folded = found[turn]
+                turn = reduce_rows(x[o, k, m], t, width, found, turn)
+            totals = found[turn]
             for i in range(width):
-                y[o, m, np.uint64(t + i)] = finish(folded[i], a * b)
+                y[o, m, np.uint64(t + i)] = finish(totals[i], a * b)
             at += width
 
     return reduce
 
 
 def strands_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any, Any]:
-    """What one thread of a block folds of the entries of a result, and what the first then makes of all strands."""
+    """What one thread of a block reduces of the entries of a result, and what the first then makes of all
+    strands."""
     first = start is None
     begin = 0 if start is None else start
 
-    def fold_strand(x: Any, folded: Any, entry: int, kept: int, last: int, thread: int) -> None:
+    def reduce_strand(x: Any, totals: Any, entry: int, kept: int, last: int, thread: int) -> None:
         middle, run = x.shape[2], x.shape[4] if last != 0 else x.shape[3]
         t, m, o = entry % kept, entry // kept % middle, entry // kept // middle
         if first:
-            folded[thread] = x[o, 0, m, 0, t]
+            totals[thread] = x[o, 0, m, 0, t]
         else:
-            folded[thread] = begin
+            totals[thread] = begin
         for i in range(thread, x.shape[1] * run, THREADS):
             if last != 0:
-                folded[thread] = combine(folded[thread], x[o, i // run, m, 0, i % run])
+                totals[thread] = combine(totals[thread], x[o, i // run, m, 0, i % run])
             else:
-                folded[thread] = combine(folded[thread], x[o, i // run, m, i % run, t])
+                totals[thread] = combine(totals[thread], x[o, i // run, m, i % run, t])
 
-    def fold_strands(x: Any, y: Any, folded: Any, entry: int, last: int) -> None:
+    def reduce_strands(x: Any, y: Any, totals: Any, entry: int, last: int) -> None:
         middle, kept = y.shape[1], y.shape[2]
         for i in range(1, THREADS):
-            folded[0] = combine(folded[0], folded[i])
+            totals[0] = combine(totals[0], totals[i])
         count = x.shape[1] * (x.shape[4] if last != 0 else x.shape[3])
-        y[entry // kept // middle, entry // kept % middle, entry % kept] = finish(folded[0], count)
+        y[entry // kept // middle, entry // kept % middle, entry % kept] = finish(totals[0], count)
 
-    return jitable(fold_strand), jitable(fold_strands)
+    return jitable(reduce_strand), jitable(reduce_strands)
 
 
 def reduction_on_cuda(combine: Any, start: int | None, finish: Any = as_it_is) -> Callable[..., Any]:
-    """The twin of `reduction`: a block folds the entries of one result at a time."""
-    fold_strand, fold_strands = strands_on_cuda(combine, start, finish)
+    """The twin of `reduction`: a block reduces the entries of one result at a time."""
+    reduce_strand, reduce_strands = strands_on_cuda(combine, start, finish)
 
     def reduce(x: Any, y: Any, found: Any, lines: Any, last: int) -> None:
-        folded = cuda.shared.array(THREADS, found.dtype)
+        totals = cuda.shared.array(THREADS, found.dtype)
         for entry in range(cuda.blockIdx.x, y.size, cuda.gridDim.x):
-            fold_strand(x, folded, entry, y.shape[2], last, cuda.threadIdx.x)
+            reduce_strand(x, totals, entry, y.shape[2], last, cuda.threadIdx.x)
             cuda.syncthreads()
             if cuda.threadIdx.x == 0:
-                fold_strands(x, y, folded, entry, last)
+                reduce_strands(x, y, totals, entry, last)
             cuda.syncthreads()
 
     return reduce
@@ -320,25 +321,25 @@ def reduction_on_cuda(combine: Any, start: int | None, finish: Any = as_it_is) -
 
 def _register(
     op: str,
-    fold: Fold,
+    reducer: Reducer,
     on_cuda: Callable[..., Any],
     start: int | None,
     wide: Callable[[np.dtype[Any]], Any],
     finish: Any = as_it_is,
 ) -> None:
-    whole = reduction(fold, start, finish), _layout, _local(wide)
-    register_parted(op, whole, form_of, Parted(fold, start, finish, wide, row_fold(fold)))
+    whole = reduction(reducer, start, finish), _layout, _local(wide)
+    register_parted(op, whole, form_of, Parted(reducer, start, finish, wide, row_reducer(reducer)))
     kernel(op, "cuda", layout=_layout, local=_local(wide))(reduction_on_cuda(on_cuda, start, finish))
 
 
-SUM = Fold(plus, add_loosely, singles=add_row)
+SUM = Reducer(plus, add_loosely, singles=add_row)
 _register("sum", SUM, plus, 0, _sum_dtype)
 _register("mean", SUM, plus, 0, lambda dtype: "float64", over_count)
-_register("max", Fold(larger, larger_loosely, chooses=True), larger, None, lambda dtype: dtype)
-_register("min", Fold(smaller, smaller_loosely, chooses=True), smaller, None, lambda dtype: dtype)
-_register("prod", Fold(times, multiply_loosely), times, 1, _sum_dtype)
-_register("any", Fold(either, either, as_truth), either, 0, lambda dtype: "bool")
-_register("all", Fold(both, both, as_truth), both, 1, lambda dtype: "bool")
+_register("max", Reducer(larger, larger_loosely, chooses=True), larger, None, lambda dtype: dtype)
+_register("min", Reducer(smaller, smaller_loosely, chooses=True), smaller, None, lambda dtype: dtype)
+_register("prod", Reducer(times, multiply_loosely), times, 1, _sum_dtype)
+_register("any", Reducer(either, either, as_truth), either, 0, lambda dtype: "bool")
+_register("all", Reducer(both, both, as_truth), both, 1, lambda dtype: "bool")
 
 
 def _spread_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
@@ -357,7 +358,7 @@ pieces("spread", _spread_layout)
 pieces("broadcast_to", _broadcast_layout)
 
 
-def _summed(x: Spec, y: Spec) -> Folded:
+def _summed(x: Spec, y: Spec) -> Reduced:
     pad = x.rank - y.rank
     return form_over(x.concrete, (*range(pad), *(i + pad for i, n in enumerate(y.concrete) if n == 1)))
 
@@ -383,10 +384,10 @@ _add_strand, _add_strands = strands_on_cuda(plus, 0, as_it_is)
 
 @kernel("sum_to", "cuda", layout=_sum_to_layout, local=_sum_to_local)
 def sum_to_on_cuda(x: Any, shape: Any, y: Any, found: Any, lines: Any, last: int) -> None:
-    folded = cuda.shared.array(THREADS, found.dtype)
+    totals = cuda.shared.array(THREADS, found.dtype)
     for entry in range(cuda.blockIdx.x, y.size, cuda.gridDim.x):
-        _add_strand(x, folded, entry, y.shape[2], last, cuda.threadIdx.x)
+        _add_strand(x, totals, entry, y.shape[2], last, cuda.threadIdx.x)
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
-            _add_strands(x, y, folded, entry, last)
+            _add_strands(x, y, totals, entry, last)
         cuda.syncthreads()

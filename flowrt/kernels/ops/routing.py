@@ -12,7 +12,7 @@ import numpy as np
 from flowrt.base import partitioning
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, Form, View, host_only, jitable, kernel, natural, pieces, require_kernel
-from flowrt.kernels.launch import Application, Step, apply_kernel
+from flowrt.kernels.launch import Application, LaunchStep, apply_kernel
 from flowrt.kernels.ops.slices import ABSENT, OUT_OF_RANGE, find_groups, lay_groups, row_number, table_bits
 from flowrt.kernels.tiles.rowmoves import AHEAD, fetch, move_bytes
 
@@ -192,12 +192,12 @@ def take_parts(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[s
         one = apply_kernel(
             "lay_part", [table], [places], {"part": part, "first": bounds[part], "end": bounds[part + 1]}
         )
-        steps += [replace(step, operands=(part, told)) for step in one.steps if isinstance(step, Step)]
+        steps += [replace(step, operands=(part, told)) for step in one.steps if isinstance(step, LaunchStep)]
     views = *(View.dense(table.concrete) for table in tables), View.dense((indices.size,)), View.dense(places.concrete)
     views += View.dense((out[0], math.prod(out[1:]))), View.dense(memory.concrete)
     dtypes = *(spec.dtype for spec in inputs), places.dtype, outputs[0].dtype, memory.dtype
     steps.append(
-        Step(
+        LaunchStep(
             require_kernel("take_among", device, [indices.dtype]),
             (*range(parts + 1), told, parts + 1, told + 1),
             dtypes,

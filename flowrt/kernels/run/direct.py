@@ -29,7 +29,7 @@ from flowrt.kernels.store.parts import direct_address
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
 
-__all__ = ["STATUS", "STEP", "Direct", "Room", "Terms", "available", "plan_words"]
+__all__ = ["STATUS", "STEP", "Direct", "Room", "RunTerms", "available", "plan_words"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Words: TypeAlias = "ctypes.Array[ctypes.c_int64]"
@@ -141,7 +141,7 @@ class Direct:
 
 
 @valueclass
-class Terms:
+class RunTerms:
     """When and how runs of a plan take place.
 
     ``gate`` is one word, open while not 0. Runs are numbered by what ``counter`` iterates to, added to the word
@@ -165,7 +165,7 @@ class Terms:
 
 def plan_words(
     room: Room,
-    terms: Terms,
+    terms: RunTerms,
     arguments: Sequence[tuple[Spec, int]],
     outputs: Sequence[tuple[Spec, int, Callable[[], Array] | None]],
 ) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @valueclass
-class Applied:
+class JoinedOp:
     """An op on values, which have numbers."""
 
     op: str
@@ -64,7 +64,7 @@ class _Renumbered(Composite):
 
 
 def join(
-    ops: Sequence[Applied], specs: Mapping[int, Spec], given: Sequence[int], answers: Sequence[int]
+    ops: Sequence[JoinedOp], specs: Mapping[int, Spec], given: Sequence[int], answers: Sequence[int]
 ) -> Application | None:
     """The steps of ``ops`` on the values ``given``, then ``answers``; None where one of them has loops inside."""
     memory = _Memory(ops, given, answers)
@@ -89,14 +89,14 @@ def join(
 class _Memory:
     """Which operand each value is; those that are neither given nor answers are scratch."""
 
-    def __init__(self, ops: Sequence[Applied], given: Sequence[int], answers: Sequence[int]) -> None:
+    def __init__(self, ops: Sequence[JoinedOp], given: Sequence[int], answers: Sequence[int]) -> None:
         self.scratch: list[Spec] = []
         self._first = len(given) + len(answers)
         self._operands = {value: operand for operand, value in enumerate((*given, *answers))}
         self._idle: dict[int, list[int]] = {}  # operands, by their bytes
         self._dying = _last_uses(ops, answers)
 
-    def alias(self, applied: Applied) -> None:
+    def alias(self, applied: JoinedOp) -> None:
         """Its output, which is no answer, is its first input under another shape."""
         self._operands[applied.outputs[0]] = self._operands[applied.inputs[0]]
 
@@ -125,7 +125,7 @@ class _Memory:
             self.give_back(self._operands[value])
 
 
-def _last_uses(ops: Sequence[Applied], answers: Collection[int]) -> dict[int, list[int]]:
+def _last_uses(ops: Sequence[JoinedOp], answers: Collection[int]) -> dict[int, list[int]]:
     """By the number of an op, the values that no later one needs, each under the name it was first given."""
     roots: dict[int, int] = {}
     last: dict[int, int] = {}

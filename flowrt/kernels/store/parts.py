@@ -27,7 +27,7 @@ MAKERS = (
     "flowrt.kernels.emit.processor",
     "flowrt.kernels.emit.elementwise",
     "flowrt.kernels.emit.odometer",
-    "flowrt.kernels.emit.folds",
+    "flowrt.kernels.emit.reductions",
     "flowrt.kernels.emit.rows",
     "flowrt.kernels.fusion.row_plan",
     "flowrt.kernels.emit.reshaping",
@@ -47,7 +47,7 @@ def made_by(module: str, function: str, *arguments: Any) -> bytes:
 
 
 @valueclass
-class Part:
+class RuntimeObject:
     """An object that is no kernel: who emits it (a module's function, given these arguments and the symbol).
 
     ``others`` are the modules that decide its content beside that one and those that decide every object's.
@@ -69,12 +69,14 @@ class Part:
 
 
 _LOOPS = {
-    name: Part(f"loop_{name}", "flowrt.kernels.emit.launches.tape", "emit_loop", (name,), ("flowrt.kernels.run.board",))
+    name: RuntimeObject(
+        f"loop_{name}", "flowrt.kernels.emit.launches.tape", "emit_loop", (name,), ("flowrt.kernels.run.board",)
+    )
     for name in ("alone", "shared", "help")
 }
 _CALLS = ("flowrt.kernels.run.direct", "flowrt.kernels.launch")
-_DIRECT = Part("direct", "flowrt.kernels.emit.launches.direct", "emit_direct", (), _CALLS)
-_AT_ONCE = Part(
+_DIRECT = RuntimeObject("direct", "flowrt.kernels.emit.launches.direct", "emit_direct", (), _CALLS)
+_AT_ONCE = RuntimeObject(
     "at_once",
     "flowrt.kernels.emit.launches.at_once",
     "emit_at_once",
@@ -83,13 +85,13 @@ _AT_ONCE = Part(
 )
 LOOP_MAKERS = ("flowrt.kernels.composite.nested", "flowrt.kernels.run.board", "flowrt.kernels.emit.launches.tape")
 _NESTED = {
-    kind: Part(f"nested_{kind}", "flowrt.kernels.emit.launches.nested", "emit_nested", (kind,), LOOP_MAKERS)
+    kind: RuntimeObject(f"nested_{kind}", "flowrt.kernels.emit.launches.nested", "emit_nested", (kind,), LOOP_MAKERS)
     for kind in ("loop", "cond")
 }
-_EPILOGUE = Part(
+_EPILOGUE = RuntimeObject(
     "epilogue", "flowrt.kernels.emit.launches.epilogue", "emit_epilogue", (), ("flowrt.kernels.composite.epilogue",)
 )
-_MANY = Part("many", "flowrt.kernels.emit.launches.many", "emit_many", (), ("flowrt.kernels.composite.many",))
+_MANY = RuntimeObject("many", "flowrt.kernels.emit.launches.many", "emit_many", (), ("flowrt.kernels.composite.many",))
 PARTS = (*_LOOPS.values(), _DIRECT, _AT_ONCE, *_NESTED.values(), _EPILOGUE, _MANY)
 
 
@@ -124,7 +126,7 @@ def many_address() -> int:
 
 
 @cache
-def part_symbol(part: Part) -> str:
+def part_symbol(part: RuntimeObject) -> str:
     """The name of the part's entry."""
     known = bundle().names.get(part.name)
     if known is not None:
@@ -133,13 +135,13 @@ def part_symbol(part: Part) -> str:
     return f"flowrt_{part.name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
 
-def part_address(part: Part) -> int:
+def part_address(part: RuntimeObject) -> int:
     """The address of the part's entry, compiled first if need be."""
     symbol = part_symbol(part)
     return address_of(symbol, lambda: part.emit(symbol))
 
 
-def part_code(part: Part) -> bytes:
+def part_code(part: RuntimeObject) -> bytes:
     """The object that holds a part's entry."""
     symbol = part_symbol(part)
     return object_code(symbol, lambda: part.emit(symbol))

@@ -22,7 +22,7 @@ from flowrt.kernels.tiles.panels import address
 from flowrt.kernels.tiles.rowmoves import move_rows
 from flowrt.kernels.tiles.squares import LANES, turn
 
-COPY_OP, TURN_OP, ROWS_OP, BOX_OP = "copy", "copy_turned", "copy_rows", "copy_box"
+COPY_OP, TRANSPOSE_OP, ROWS_OP, BOX_OP = "copy", "copy_transposed", "copy_rows", "copy_box"
 SHORT = 32  # entries of a row that a loop over rows is better for than the elementwise entry
 LONG = 1024  # the same of rows whose entries are neighbours
 BAND, COLUMNS = 64, 256  # rows and columns of the target that are one unit of work: lines of cache are read whole
@@ -65,11 +65,11 @@ def plan_copy(source: View, target: View, dtype: np.dtype[Any]) -> Copy:
         return plain
     columns, across, _ = axes[0]
     moved = np.dtype(f"uint{8 * dtype.itemsize}")
-    lanes = turned_width(dtype.itemsize) // dtype.itemsize
+    lanes = transposed_width(dtype.itemsize) // dtype.itemsize
     rows = next((i for i, (n, x, _) in enumerate(axes) if i and x == 1 and n >= lanes), 0)
     if rows and columns >= lanes and across != 0:
         bands = -(-axes[rows][0] // BAND) * -(-columns // COLUMNS)
-        return _over(TURN_OP, moved, source, target, axes, rows, bands)
+        return _over(TRANSPOSE_OP, moved, source, target, axes, rows, bands)
     if across in (0, -1) or (len(axes) > 1 and columns < (LONG if across == 1 else SHORT)):
         most = max(range(1, len(axes)), key=lambda i: axes[i][0], default=0)
         return _over(ROWS_OP, moved, source, target, axes, most, axes[most][0] if most else 1)
@@ -119,7 +119,7 @@ def plan_box(source: View, target: View, size: int, value: Any, dtype: np.dtype[
     return Copy(BOX_OP, moved, Call(views, (bits, *words), size // words[0]))
 
 
-def turned_width(itemsize: int) -> int:
+def transposed_width(itemsize: int) -> int:
     """Bytes of the vectors that make a square: as wide as the machine's, but no more than sixteen entries."""
     return min(micro.native().width, 16 * itemsize)
 
@@ -132,12 +132,12 @@ def outer_place(at: int, outer: Any) -> Any:
     return i * x + j * p + k * s, i * y + j * q + k * t
 
 
-def turning(width: int) -> Callable[..., None]:
+def transposing(width: int) -> Callable[..., None]:
     """The entry that turns squares of one vector's lanes around, band by band."""
     turn, move = micro.transpose(width), micro.move()
 
     @jitable
-    def turn_band(x: Any, source: int, target: int, rows: int, columns: int, across: int, below: int) -> None:
+    def transpose_band(x: Any, source: int, target: int, rows: int, columns: int, across: int, below: int) -> None:
         """Row i of the target is what lies i entries behind the source; its neighbours are ``across`` apart there."""
         size, lanes = x.itemsize, width // x.itemsize
         whole_rows, whole = rows // lanes * lanes, columns // lanes * lanes
@@ -152,7 +152,7 @@ def turning(width: int) -> Callable[..., None]:
         under = source + whole_rows * size, target + whole_rows * below * size
         move(x, (under[0], 1, across, under[1], below, rows - whole_rows, columns))
 
-    def copy_turned(
+    def copy_transposed(
         x: Any, y: Any, rows: int, down: int, below: int, columns: int, across: int,
         n: int, xn: int, yn: int, m: int, xm: int, ym: int, k: int, xk: int, yk: int, begin: int, end: int,
     ) -> None:  # fmt: skip
@@ -163,9 +163,9 @@ def turning(width: int) -> Callable[..., None]:
             source, target = outer_place(unit // bands // parts, (n, xn, yn, m, xm, ym, k, xk, yk))
             source, target = source + i + j * across, target + i * below + j
             height, width = min(rows - i, BAND), min(columns - j, COLUMNS)
-            turn_band(x, from_start + source * size, to_start + target * size, height, width, across, below)
+            transpose_band(x, from_start + source * size, to_start + target * size, height, width, across, below)
 
-    return copy_turned
+    return copy_transposed
 
 
 @jitable
@@ -248,7 +248,7 @@ def _planned(*unused: Any) -> Call:
 
 elementwise(COPY_OP, lambda x: x)
 for _dtype in (np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)):
-    kernel(TURN_OP, layout=_planned, dtypes=_alone(_dtype))(turning(turned_width(_dtype.itemsize)))
+    kernel(TRANSPOSE_OP, layout=_planned, dtypes=_alone(_dtype))(transposing(transposed_width(_dtype.itemsize)))
 kernel(ROWS_OP, layout=_planned)(copy_rows)
 kernel(BOX_OP, layout=_planned)(copy_box)
-host_only(TURN_OP, ROWS_OP, BOX_OP, why="ways of a processor to copy, which has a twin")
+host_only(TRANSPOSE_OP, ROWS_OP, BOX_OP, why="ways of a processor to copy, which has a twin")

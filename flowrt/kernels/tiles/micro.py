@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.store.parts import Part, part_address
+from flowrt.kernels.store.parts import RuntimeObject, part_address
 from flowrt.kernels.store.sources import revision
 from flowrt.kernels.store.surroundings import architecture, processor_features
 
@@ -71,10 +71,12 @@ class Tile:
         return part_address(tile_part(self))
 
 
-def tile_part(tile: Tile) -> Part:
+def tile_part(tile: Tile) -> RuntimeObject:
     """The object that holds a tile's code."""
     arguments = tile.kind, str(tile.rows), str(tile.vectors), str(tile.width), tile.dtype
-    return Part("_".join(("tile", *arguments)), "flowrt.kernels.emit.tile", "emit_tile", arguments, TILE_MAKERS)
+    return RuntimeObject(
+        "_".join(("tile", *arguments)), "flowrt.kernels.emit.tile", "emit_tile", arguments, TILE_MAKERS
+    )
 
 
 TILE_MAKERS = ("flowrt.kernels.tiles.micro", "flowrt.kernels.emit.rowcode", "flowrt.kernels.emit.vectors")

@@ -1,8 +1,8 @@
 """How register tiles compute a product of matrices: units of blocks, slab by slab, near rows by column panels.
 
 `flowrt.kernels.tiles.products` says why, and lays out what is read here by name: a launch's words are `How`, a
-thread's own memory is `Memory`, and a unit's part of the operands is a `Block`. Places are addresses; steps
-are between entries.
+thread's own memory is `ProductMemory`, and a unit's part of the operands is a `ProductBlock`. Places are addresses;
+steps are between entries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class How(NamedTuple):
     shared: int
 
 
-class Memory(NamedTuple):
+class ProductMemory(NamedTuple):
     """A thread's own memory, as `Tiled.local` says it."""
 
     table: Any
@@ -48,7 +48,7 @@ class Memory(NamedTuple):
     places: Any
 
 
-class Block(NamedTuple):
+class ProductBlock(NamedTuple):
     """A unit's part: where it begins in the operands, the bias (or 0), the result and the shared panels; its sizes.
 
     ``beyond`` is how many rows there are down to the last one, ``terms`` how many a sum has.
@@ -82,7 +82,7 @@ class Tools(NamedTuple):
 
 
 @jitable
-def turn_rows(
+def transpose_rows(
     tiles: Tiles, tools: Tools, like: Any, source: int, step: int, sizes: Any, beyond: int, deep: int, target: int
 ) -> None:
     """Near rows of a transposed left operand.
@@ -162,7 +162,7 @@ def right_steps(b: Any, transposed: int) -> Any:
 
 
 @jitable
-def block_of(tiles: Tiles, unit: int, operands: Any, how: How) -> Block:
+def block_of(tiles: Tiles, unit: int, operands: Any, how: How) -> ProductBlock:
     """What a unit computes: units follow each other down the rows of a result, so that they meet the same panels."""
     a, b, bias, packed, y = operands
     size, wide, m, n = tiles.size, tiles.wide, y.shape[2], y.shape[3]
@@ -172,7 +172,7 @@ def block_of(tiles: Tiles, unit: int, operands: Any, how: How) -> Block:
     outer, inner = batch // y.shape[1], batch % y.shape[1]
     i, j = place % down * how.rows, place // down * how.columns
     padded = (n + wide - 1) // wide * wide if how.shared else 0
-    return Block(
+    return ProductBlock(
         matrix_at(a, outer, inner, size) + i * (1 if how.transpose_a else a.shape[3]) * size,
         matrix_at(b, outer, inner, size) + j * right_steps(b, how.transpose_b)[1] * size,
         address(bias) + j * size if how.biased else 0,
@@ -187,7 +187,9 @@ def block_of(tiles: Tiles, unit: int, operands: Any, how: How) -> Block:
 
 
 @jitable
-def meet(tiles: Tiles, tools: Tools, at: Any, steps: Any, sizes: Any, kept: int, memory: Memory, ends: Any) -> None:
+def meet(
+    tiles: Tiles, tools: Tools, at: Any, steps: Any, sizes: Any, kept: int, memory: ProductMemory, ends: Any
+) -> None:
     """Rows of a slab times column panels; ``at`` are the addresses of both and the result.
 
     ``steps`` are the left operand's between terms, then the right one's between terms and columns; ``sizes`` how many
@@ -216,7 +218,7 @@ def meet(tiles: Tiles, tools: Tools, at: Any, steps: Any, sizes: Any, kept: int,
 
 @jitable
 def near_rows(
-    tiles: Tiles, tools: Tools, a: Any, source: int, sizes: Any, beyond: int, memory: Memory, how: How
+    tiles: Tiles, tools: Tools, a: Any, source: int, sizes: Any, beyond: int, memory: ProductMemory, how: How
 ) -> Any:
     """Where near rows of a slab lie, turned if they are columns.
 
@@ -225,13 +227,13 @@ def near_rows(
     if how.transpose_a == 0:
         return source
     left = address(memory.left)
-    turn_rows(tiles, tools, a, source, a.shape[3], sizes, beyond, how.deep, left)
+    transpose_rows(tiles, tools, a, source, a.shape[3], sizes, beyond, how.deep, left)
     return left
 
 
 @jitable
 def slab_panels(
-    tiles: Tiles, b: Any, block: Block, first: int, depth: int, padded: int, memory: Memory, how: How
+    tiles: Tiles, b: Any, block: ProductBlock, first: int, depth: int, padded: int, memory: ProductMemory, how: How
 ) -> Any:
     """Where a slab's panels lie, from term ``first`` on.
 
@@ -250,7 +252,7 @@ def slab_panels(
 
 @jitable
 def multiply_block(
-    tiles: Tiles, tools: Tools, operands: Any, block: Block, memory: Memory, how: How, filled: int
+    tiles: Tiles, tools: Tools, operands: Any, block: ProductBlock, memory: ProductMemory, how: How, filled: int
 ) -> Any:
     """A block of the result, slab by slab. The table is that of ``filled`` rows; the answer is of how many now."""
     a, b, _, _, y = operands
@@ -277,7 +279,7 @@ def multiply_block(
 
 
 @jitable
-def multiply(tiles: Tiles, tools: Tools, operands: Any, memory: Memory, how: How, units: Any) -> None:
+def multiply(tiles: Tiles, tools: Tools, operands: Any, memory: ProductMemory, how: How, units: Any) -> None:
     """The units [begin, end) of a product of both factors, with the bias, the shared panels and the result."""
     memory.taps[0] = memory.taps[1] = 0
     filled = 0
@@ -289,7 +291,7 @@ def multiply_blocks(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -
     """The step that computes a product of matrices, as `Tiled.layout` lays it out."""
     operands = arrays[0], arrays[1], arrays[2], arrays[3], arrays[4]
     made, tools = Tiles(*tiles[:OWN]), Tools(*tiles[OWN:])
-    multiply(made, tools, operands, Memory(*arrays[5:]), How(*words), (begin, end))
+    multiply(made, tools, operands, ProductMemory(*arrays[5:]), How(*words), (begin, end))
 
 
 def share_panels(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> None:

@@ -33,8 +33,15 @@ if TYPE_CHECKING:
 NEAR = 3 << 16  # bytes of left rows that one panel after another meets: they leave room for panels in a second cache
 SLAB = 1 << 22  # bytes of panels that are met by rows after rows: they stay in the last cache
 DEEP = 1536  # terms of a slab at most: a tile loads and stores sums once for so many
-LARGE_DEEP, TURNED_DEEP = 1024, 384  # those of large products: few terms let many rows of a transposed operand be near
-PACKING, TURNING, READING = 16, 24, 6  # multiply-adds in whose time an entry is packed, turned, read from further away
+LARGE_DEEP, TRANSPOSED_DEEP = (
+    1024,
+    384,
+)  # those of large products: few terms let many rows of a transposed operand be near
+PACKING, TRANSPOSING, READING = (
+    16,
+    24,
+    6,
+)  # multiply-adds in whose time an entry is packed, turned, read from further away
 ROWS, UNITS = 48, 8  # a unit has no fewer rows than pay for packing, but there should be some units to share
 MANY, EVEN = 3 * UNITS, 4  # units of a large product, which are best a multiple of some: so threads end together
 SHARED = 1 << 20  # multiply-adds of a product whose right operand is packed by all for all, in a step of its own
@@ -97,7 +104,7 @@ def _batches(left: tuple[int, ...], right: tuple[int, ...]) -> list[list[int]]:
 
 
 @valueclass
-class Blocks:
+class ProductBlocks:
     """How a product is divided: a unit's ``rows`` and ``columns``, the terms of a slab, the rows that stay near.
 
     If panels are ``shared`` a step of its own packs the right operand; what is ``tiny`` is computed without tiles.
@@ -111,13 +118,13 @@ class Blocks:
     tiny: bool = False
 
 
-def blocked(m: int, n: int, k: int, transposed: bool, size: int, geometry: Geometry) -> Blocks:
+def blocked(m: int, n: int, k: int, transposed: bool, size: int, geometry: Geometry) -> ProductBlocks:
     """How an [m, n] product of ``k`` terms of ``size`` bytes is divided."""
     wide, most, depth = geometry.columns(np.float32), geometry.rows, _share(k, DEEP)
     if m * n * k <= TINY:
-        return Blocks(max(m, 1), max(n, 1), max(k, 1), 1, tiny=True)
+        return ProductBlocks(max(m, 1), max(n, 1), max(k, 1), 1, tiny=True)
     if m == 1 and not transposed:
-        return Blocks(1, max(wide * LONG, -(-n // UNITS)), _share(k, DEEP), 1)
+        return ProductBlocks(1, max(wide * LONG, -(-n // UNITS)), _share(k, DEEP), 1)
     fits = max(NEAR // (depth * size) // most, 1) * most
     least = -(-max(-(-m // UNITS), ROWS) // most) * most
     near, panels = min(fits, least), -(-n // wide)
@@ -126,25 +133,25 @@ def blocked(m: int, n: int, k: int, transposed: bool, size: int, geometry: Geome
         down = -(-m // near)
         over = max(UNITS // down, 1)
         rows = near * _share(down, max(over * down // MANY, 1))
-        return Blocks(rows, wide * -(-panels // over), depth, near, shared=True)
+        return ProductBlocks(rows, wide * -(-panels // over), depth, near, shared=True)
     if (transposed or (m > 6 * fits and panels > PANELS)) and m * n * k >= SHARED:
         return _large(m, n, k, transposed, size, geometry)
     together = min(max(panels // UNITS, 1), PANELS)
     if transposed:
-        return Blocks(near, wide * PANELS, depth, near)
+        return ProductBlocks(near, wide * PANELS, depth, near)
     rows = _share(m, max(min(6 * fits, m * panels // UNITS), ROWS))
     near = min(-(-_share(rows, max(fits, ROWS)) // most) * most, rows)
-    return Blocks(rows, wide * together, depth, near)
+    return ProductBlocks(rows, wide * together, depth, near)
 
 
 @lru_cache(256)
-def _large(m: int, n: int, k: int, transposed: bool, size: int, geometry: Geometry) -> Blocks:
+def _large(m: int, n: int, k: int, transposed: bool, size: int, geometry: Geometry) -> ProductBlocks:
     """Blocks that pack for themselves, so that nobody waits: tall ones pack seldom, wide ones turn or read rows seldom.
 
     Of the forms with some units to share, the one that costs the fewest multiply-adds for each of the ``k`` terms.
     """
     wide, most = geometry.columns(np.float32), geometry.rows
-    depth, left = (_share(k, TURNED_DEEP), TURNING) if transposed else (_share(k, LARGE_DEEP), READING)
+    depth, left = (_share(k, TRANSPOSED_DEEP), TRANSPOSING) if transposed else (_share(k, LARGE_DEEP), READING)
 
     def cost(form: tuple[int, int]) -> int:
         rows, columns = form
@@ -159,7 +166,7 @@ def _large(m: int, n: int, k: int, transposed: bool, size: int, geometry: Geomet
     ]
     rows, columns = min((form for form in forms if form[1] * depth * size <= SLAB // 2), key=cost, default=forms[0])
     near = most * -(-_share(rows, max(NEAR // (depth * size), ROWS)) // most)
-    return Blocks(rows, columns, depth, near)
+    return ProductBlocks(rows, columns, depth, near)
 
 
 def _share(whole: int, most: int) -> int:
@@ -261,7 +268,7 @@ class Tiled:
         swapped = call.views[2].shape[3] == 1 and len(inputs) == 2
         return (_column_as_row(call) if swapped else call), swapped
 
-    def _blocks(self, call: Call, swapped: bool, outputs: Sequence[Spec]) -> Blocks:
+    def _blocks(self, call: Call, swapped: bool, outputs: Sequence[Spec]) -> ProductBlocks:
         a, _, y = (view.shape for view in call.views)
         a = call.views[1].shape if swapped else a
         k = a[2] if call.words[0] else a[3]

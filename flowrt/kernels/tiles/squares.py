@@ -20,8 +20,8 @@ LANES = 8  # of a square at most: larger ones would be mostly empty
 _WIDTH = micro.native().width
 _REVISION = revision("flowrt.kernels.emit.squarecode") + revision("flowrt.kernels.emit.vectors")
 
-turn_part = micro.stub("turn_part", LANES, 1, _WIDTH, _REVISION)
-"""``turn_part(like, (source, across, read, target, below, written))`` turns a square of one vector's lanes around.
+transpose_part = micro.stub("transpose_part", LANES, 1, _WIDTH, _REVISION)
+"""``transpose_part(like, (source, across, read, target, below, written))`` turns a square of one vector's lanes around.
 
 Only so many of its lines are read and written, each as a whole vector. Addresses are in bytes, steps in elements.
 """
@@ -48,7 +48,7 @@ def turn(like: Any, source: int, across: int, target: int, below: int, rows: int
         for i in range(0, high, lanes):
             top = max(min(i, high - lanes), 0)
             begin, out = source + (top + left * across) * size, target + (top * below + left) * size
-            turn_part(like, (begin, across, min(columns, lanes), out, below, min(rows, lanes)))
+            transpose_part(like, (begin, across, min(columns, lanes), out, below, min(rows, lanes)))
     if high < rows:
         _move(like, (source + high * size, 1, across, target + high * below * size, below, rows - high, columns))
     if wide < columns and high > 0:
@@ -56,7 +56,7 @@ def turn(like: Any, source: int, across: int, target: int, below: int, rows: int
 
 
 @jitable
-def turn_rows(rows: Any, lines: Any) -> None:
+def transpose_rows(rows: Any, lines: Any) -> None:
     """Put rows that lie one after another into ``lines``, which has room for more of them: line j has each row's j-th.
 
     Rows of another type are converted.
@@ -72,7 +72,7 @@ def turn_rows(rows: Any, lines: Any) -> None:
 
 
 @jitable
-def turn_lines(lines: Any, rows: Any) -> None:
+def transpose_lines(lines: Any, rows: Any) -> None:
     """Put lines back into rows of their type that lie one after another."""
     count, length = rows.shape[0], rows.shape[1]
     turn(lines, lines.ctypes.data, lines.shape[1], rows.ctypes.data, length, count, length)

@@ -81,7 +81,7 @@ class Leaving:
 
 
 @valueclass
-class Tensor:
+class LaidTensor:
     """Memory that the plan's ``node`` asks for where nodes are issued one by one, until the ``last`` node, by place."""
 
     spec: Spec
@@ -107,7 +107,7 @@ class RegionLayout:
     changed: frozenset[Name]
     constants: tuple[Array, ...]
     nbytes: int
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[LaidTensor, ...]
 
     @property
     def launches(self) -> int:
@@ -115,7 +115,7 @@ class RegionLayout:
         return sum(map(len, self.stretches))
 
 
-class Prepare(Protocol):
+class PrepareKernel(Protocol):
     """Has the kernel of a node made ready, for inputs and outputs of these specs."""
 
     def __call__(
@@ -144,7 +144,9 @@ class _Whole:
         return operand not in self.operands or (asked is not None and asked(output, operand))
 
 
-def lay(plan: Plan, region: Region, inputs: Sequence[Spec], prepare: Prepare, copies: CopyKernels) -> RegionLayout:
+def lay(
+    plan: Plan, region: Region, inputs: Sequence[Spec], prepare: PrepareKernel, copies: CopyKernels
+) -> RegionLayout:
     """Lay ``region`` out for inputs of these concrete specs; those of ``shape_inputs`` carry their values.
 
     Raises `SpecError` naming the node that does not fit, `DataDependent` where the shapes cannot be known beforehand.
@@ -167,7 +169,7 @@ class _Layer:
     lives: Lives
     kernels: Mapping[int, _Whole]
     sharing: Sharing
-    prepare: Prepare
+    prepare: PrepareKernel
     copies: CopyKernels
     homes: dict[int, Home] = field(default_factory=dict)  # root → where it lies
     memory: dict[Name, Home] = field(default_factory=dict)
@@ -311,15 +313,15 @@ class _Layer:
             tensors=tuple(self._tensors()),
         )
 
-    def _tensors(self) -> Iterator[Tensor]:
+    def _tensors(self) -> Iterator[LaidTensor]:
         lives, region = self.lives, self.lives.region
         leaving = {lives.roots[value] for value in region.outputs}
         for index, node, values in lives.nodes():
             for value in values if index in self.kernels or node.op == BRING else ():
                 last = len(region.nodes) if value in leaving else lives.of[value].last
-                yield Tensor(lives.specs[value], region.nodes[index], index, last)
+                yield LaidTensor(lives.specs[value], region.nodes[index], index, last)
             for spec in self.kernels[index].kernel.scratch if index in self.kernels else ():
-                yield Tensor(spec, region.nodes[index], index, index, scratch=True)
+                yield LaidTensor(spec, region.nodes[index], index, index, scratch=True)
 
     def _leaving(self, value: int, numbers: Mapping[int, int]) -> Leaving:
         root = self.lives.roots[value]

@@ -55,7 +55,7 @@ class _Copying:
 
 
 @dataclass(slots=True, eq=False)
-class _Memory:
+class _DeviceMemory:
     """Where a run of a layout computes: a piece for what stays, an array for each value that leaves, the variables'."""
 
     within: DeviceArray
@@ -78,7 +78,7 @@ class _Memory:
 class _Again:
     """What is recorded of a layout: with the memory that it is for, and a recording of each stretch."""
 
-    memory: _Memory
+    memory: _DeviceMemory
     places: tuple[int, ...]
     stretches: list[RecordedLaunches]
 
@@ -156,7 +156,7 @@ class WholeRegions:
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, known: _Known, unit: Unit | BodyUnit) -> _Memory | None:
+    def _take(self, known: _Known, unit: Unit | BodyUnit) -> _DeviceMemory | None:
         """Memory for a run; None where there is none in such pieces."""
         try:
             return self._in_pieces(known, unit)
@@ -165,7 +165,7 @@ class WholeRegions:
         self._check(known.layout)
         return None
 
-    def _in_pieces(self, known: _Known, unit: Unit | BodyUnit) -> _Memory:
+    def _in_pieces(self, known: _Known, unit: Unit | BodyUnit) -> _DeviceMemory:
         layout, arena, first = known.layout, self._arena, self._plan.nodes[unit.nodes[0]]
         if known.constants is None:
             hold, where = self._arena.hold, f"constant of {first.where()}"
@@ -176,7 +176,7 @@ class WholeRegions:
             if leaving.home.memory is In.OUTPUT and leaving.home.place not in made:
                 made[leaving.home.place] = arena.empty(leaving.spec, self._plan.nodes[leaving.node].where())
         outputs = [made[number] for number in range(len(made))]
-        return _Memory(within, outputs, self._variables(layout, unit), known.constants)
+        return _DeviceMemory(within, outputs, self._variables(layout, unit), known.constants)
 
     def _check(self, layout: RegionLayout) -> None:
         """Raise `ResourceError` where the region does not fit, however it is issued: before anything of it is."""
@@ -200,7 +200,7 @@ class WholeRegions:
             for name, spec in zip(layout.variables, layout.specs, strict=True)
         ]
 
-    def _at(self, home: Home, memory: _Memory) -> Any:
+    def _at(self, home: Home, memory: _DeviceMemory) -> Any:
         match home.memory:
             case In.REGION:
                 assert self._part is not None
@@ -239,7 +239,7 @@ class WholeRegions:
             self._issue(layout, memory, words)
         return self._outputs(layout, memory, inputs)
 
-    def _write(self, layout: RegionLayout, inputs: Sequence[Value], memory: _Memory) -> None:
+    def _write(self, layout: RegionLayout, inputs: Sequence[Value], memory: _DeviceMemory) -> None:
         """Bring the inputs to where they are taken from."""
         driver = self._arena.driver
         for number, home in layout.written:
@@ -249,7 +249,7 @@ class WholeRegions:
             elif value.nbytes:
                 driver.write(place, np.ascontiguousarray(value))
 
-    def _issue(self, layout: RegionLayout, memory: _Memory, words: Array) -> None:
+    def _issue(self, layout: RegionLayout, memory: _DeviceMemory, words: Array) -> None:
         """Launch one after another."""
         for stretch in layout.stretches:
             left = np.tile(words, (len(stretch), 1))
@@ -261,7 +261,7 @@ class WholeRegions:
             finish(self._arena.driver, self._nodes(stretch))
             self._look(stretch, left)
 
-    def _recorded(self, layout: RegionLayout, memory: _Memory) -> _Again:
+    def _recorded(self, layout: RegionLayout, memory: _DeviceMemory) -> _Again:
         assert self._record is not None
         kept = [known for known in self._known.values() if known is not None and known.again]
         for known in kept[: max(0, len(kept) - RECORDED + 1)]:
@@ -294,7 +294,7 @@ class WholeRegions:
                 node = self._plan.nodes[launch.node]
                 check(words[number], node.op, node.where)
 
-    def _outputs(self, layout: RegionLayout, memory: _Memory, inputs: Sequence[Value]) -> list[Value]:
+    def _outputs(self, layout: RegionLayout, memory: _DeviceMemory, inputs: Sequence[Value]) -> list[Value]:
         """What leaves, as views, by which can be told whether somebody still looks at what is kept for the next run."""
         found: list[Value] = []
         for leaving in layout.outputs:

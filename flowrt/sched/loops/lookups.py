@@ -1,4 +1,4 @@
-"""Values that a turn of scalars reads where they lie in memory, at indices that it computes.
+"""Values that an iteration of scalars reads where they lie in memory, at indices that it computes.
 
 Law: pure. What is larger than a value of entries may be, or is read at computed indices, stays a table: ops that read
 some of its entries look these up, others ask for all of them, which a large table does not give. A lookup in a branch
@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from flowrt.base.spec import normal_axes
 from flowrt.base.traits import is_alias
-from flowrt.kernels.composite.turn import Lookup
+from flowrt.kernels.composite.iteration import Lookup
 from flowrt.kernels.ops.slices import BEYOND
 from flowrt.sched.loops.making import MOST_ENTRIES, Entries, Making, TableAddress, Unfit, Value, check_entries
 from flowrt.sched.loops.structured import COND, LOOP
@@ -97,7 +97,8 @@ def _entries_at(making: Making, table: TableAddress, places: Entries) -> Entries
     return np.array(found, np.int64).reshape(places.shape)
 
 
-# ── entries at places that a turn computes ───────────────────────────────────────────────────────────────────────────
+# ── entries at places that an iteration computes
+# ───────────────────────────────────────────────────────────────────────────
 
 
 def taken(making: Making, node: PlanNode, inputs: Sequence[Value], axis: int, guard: int | None) -> Entries:

@@ -1,4 +1,4 @@
-"""A turn of scalars in the making: entries of small tensors by their numbers, and what is made of them.
+"""An iteration of scalars in the making: entries of small tensors by their numbers, and what is made of them.
 
 Law: pure. A value is an array of numbers, in the value's shape: so what moves entries is an operation on that array.
 What is too large, or computed by no function of scalars, raises `Unfit`.
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.kernels.composite.turn import (
+from flowrt.kernels.composite.iteration import (
     LEAST_LANES,
     InnerLoop,
-    Lanes,
+    LaneValues,
     Lookup,
     PlainMember,
-    Turn,
+    ScalarIteration,
+    make_iteration,
     make_lanes,
-    make_turn,
 )
 from flowrt.kernels.language.composing import is_scalar_function
 from flowrt.kernels.language.table import broadcast, find_kernel, is_costly
@@ -72,8 +72,8 @@ def _is_member(op: str, dtypes: tuple[np.dtype[Any], ...]) -> bool:
 
 @dataclass(slots=True)
 class SharedValues:
-    """What all turns of a program share: constants; those of them that the kernel shall not know; captured tables, by
-    the constant that is their address; others, which are to be kept; the nodes that look something up."""
+    """What all iterations of a program share: constants; those of them that the kernel shall not know; captured tables,
+    by the constant that is their address; others, which are to be kept; the nodes that look something up."""
 
     constants: list[np.generic] = field(default_factory=list)
     unknown: set[int] = field(default_factory=set)
@@ -136,7 +136,7 @@ class Alike:
             found += [(op, tuple(final(of[i % len(of)]) for of in lanes), kind) for i in range(self.count)]
         return found
 
-    def lanes(self, dtype: Callable[[int], np.dtype[Any]], final: Callable[[int], int]) -> Lanes:
+    def lanes(self, dtype: Callable[[int], np.dtype[Any]], final: Callable[[int], int]) -> LaneValues:
         """The lanes, by what numbers are in the end."""
         inputs = len(self.taken)
         members = [
@@ -148,8 +148,8 @@ class Alike:
 
 @dataclass(slots=True)
 class Making:
-    """A turn in the making. Entries are known by numbers: inputs, then what is made; constants, which all turns of a
-    program share, from -1 downwards."""
+    """An iteration in the making. Entries are known by numbers: inputs, then what is made; constants, which all
+    iterations of a program share, from -1 downwards."""
 
     inputs: Sequence[np.dtype[Any]]
     shared: SharedValues
@@ -257,7 +257,7 @@ class Making:
         self.makers += [place % len(self.parts)] * len(dtypes)
         return list(range(first, first + len(dtypes)))
 
-    def turn(self, results: Sequence[Entries]) -> Turn:
+    def iteration(self, results: Sequence[Entries]) -> ScalarIteration:
         """The turn that answers ``results``; its inputs are followed by all the program's constants."""
         shift, count = len(self.inputs), len(self.shared.constants)
         order = sorted(range(len(self.makers)), key=self.makers.__getitem__)
@@ -270,7 +270,7 @@ class Making:
         kept = self._loops()
         parts = [self._final_part(part, n in kept, final, constants) for n, part in enumerate(self.parts)]
         dtypes = [*self.inputs, *(c.dtype for c in self.shared.constants)]
-        return make_turn(dtypes, parts, [final(int(n)) for n in flat(results)])
+        return make_iteration(dtypes, parts, [final(int(n)) for n in flat(results)])
 
     def _loops(self) -> set[int]:
         """The parts of entries alike that are computed in loops: those worth it, and what takes theirs from memory."""
@@ -293,7 +293,7 @@ class Making:
 
 @dataclass(frozen=True, slots=True)
 class Unrolled:
-    """The turns of a loop in the making, and what they answer."""
+    """The iterations of a loop in the making, and what they answer."""
 
     cond: Making | None
     test: Sequence[Entries]
@@ -310,17 +310,17 @@ class Unrolled:
 
     @property
     def longest(self) -> float:
-        """What the loops inside a turn may come to beside what they are predicted to."""
+        """What the loops inside an iteration may come to beside what they are predicted to."""
         return self.body.longest + (0.0 if self.cond is None else self.cond.longest)
 
-    def turns(self) -> tuple[Turn | None, Turn]:
-        """The condition's turn and the body's."""
-        return None if self.cond is None else self.cond.turn(self.test), self.body.turn(self.answers)
+    def iterations(self) -> tuple[ScalarIteration | None, ScalarIteration]:
+        """The condition's iteration and the body's."""
+        return None if self.cond is None else self.cond.iteration(self.test), self.body.iteration(self.answers)
 
 
 @dataclass(frozen=True, slots=True)
 class LoopInside:
-    """A loop inside a turn in the making."""
+    """A loop inside an iteration in the making."""
 
     unrolled: Unrolled
     first: Sequence[int]
@@ -333,7 +333,7 @@ class LoopInside:
     def loop(self, final: Callable[[int], int], constants: tuple[int, ...]) -> InnerLoop:
         """The loop, by what numbers are in the end; its inputs end with all constants, too."""
         return InnerLoop(
-            *self.unrolled.turns(),
+            *self.unrolled.iterations(),
             tuple(map(final, self.first)),
             (*map(final, self.captured), *constants),
             self.limit,

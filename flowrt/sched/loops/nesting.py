@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.composite.nested import Carried, Inner, NestedStep, Rows
+from flowrt.kernels.composite.nested import Carried, Inner, NestedStep, ScannedRows
 from flowrt.kernels.composite.scalar_loop import sooner
 from flowrt.kernels.launch import COPY_OP, Application, Operand, apply_kernel
 from flowrt.sched.loops.scalar_loops import apply_scalar_loop
@@ -137,14 +137,14 @@ class _Nest:
                 Carried(present[k], following[k], first[k], out + k, pred + 1 + k, held[k].nbytes, k in fixed)
                 for k in range(carried)
             ),
-            "scanned": tuple(Rows(read[i], rows[i], row_specs[i].nbytes) for i in range(scanned)),
+            "scanned": tuple(ScannedRows(read[i], rows[i], row_specs[i].nbytes) for i in range(scanned)),
             "stacked": tuple(
-                Rows(stacks[i], out + carried + 1 + i, _row_bytes(spec))
+                ScannedRows(stacks[i], out + carried + 1 + i, _row_bytes(spec))
                 for i, spec in enumerate(self.outputs[carried + 1 :])
             ),
             "done": out + carried,
             "crew": self._slot(),
-            "turn": self._slot(),
+            "iteration": self._slot(),
         }
         self.scratch = [Spec("bool", ()), *(Spec(s.dtype, s.shape) for s in held)]
         self.longest = longest_seconds(self.attrs, facts["rows"], self.predicted, self.longest)

@@ -41,7 +41,7 @@ def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
     except (Unfit, GraphError, ValueError):  # the last where shapes do not fit, which recording the body will tell
         return None
     first, count = len(inputs), len(inputs) + len(outputs)
-    turns = rows[0].concrete[0] if rows else None
+    iterations = rows[0].concrete[0] if rows else None
     slots = 1 + program.depth if program.depth else 0
     step = ScalarLoopStep(
         program,
@@ -56,18 +56,18 @@ def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
         done=first + carried,
         limit=attrs["limit"],
         count=0 if counted else None,
-        rows=turns,
+        rows=iterations,
         reverse=attrs["reverse"],
         trace=tuple(range(count, count + slots)),
         looks=tuple(shared.looks),
         held=tuple(shared.held),
     )
-    return Application((step,), (), slots=slots, longest_seconds=longest_seconds(attrs, turns, seconds, longest))
+    return Application((step,), (), slots=slots, longest_seconds=longest_seconds(attrs, iterations, seconds, longest))
 
 
 def _program(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[ScalarProgram, SharedValues, float, float]:
-    """The program of a loop on such inputs, what its turns share, a turn's seconds, and what loops inside may come to
-    beside.
+    """The program of a loop on such inputs, what its turns share, an iteration's seconds, and what loops inside may
+    come to beside.
 
     Raises `Unfit` where there is none.
     """
@@ -85,7 +85,7 @@ def _program(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[ScalarPr
         raise Unfit("a loop that makes nothing")
     widths = tuple(0 if isinstance(spec, TableAddress) else spec.size for spec in known)
     program = ScalarProgram(
-        *loop.turns(),
+        *loop.iterations(),
         widths[:carried],
         widths[carried:behind],
         tuple(answer.size for answer in loop.answers[carried:]),

@@ -1,7 +1,8 @@
 """Loops and branches carried out one node at a time: what runs them where they are not part of a tape.
 
 Law: this file knows how often and on what a body is computed; ``compute`` knows how one of its nodes is. A loop holds
-what it carries, reads a row of each scanned input per turn, and stacks what its body answers beyond what it carries.
+what it carries, reads a row of each scanned input per iteration, and stacks what its body answers beyond what it
+carries.
 """
 
 from __future__ import annotations
@@ -93,13 +94,13 @@ def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], comput
     rows = inputs[counted + carried : counted + carried + scanned]
     captured = inputs[counted + carried + scanned :]
     body, cond, limit = attrs["body"], attrs["cond"], attrs["limit"]
-    turns = most_turns(attrs, [len(row) for row in rows], int(inputs[0]) if counted else None)
+    iterations = most_iterations(attrs, [len(row) for row in rows], int(inputs[0]) if counted else None)
     stacks = [StackedRows() for _ in body.fetches[carried:]]
     done = 0
-    while turns is None or done < turns:
+    while iterations is None or done < iterations:
         if cond is not None and not bool(run_body(cond, [*state, *captured], compute)[0]):
             break
-        at = turns - 1 - done if attrs["reverse"] and turns is not None else done
+        at = iterations - 1 - done if attrs["reverse"] and iterations is not None else done
         answers = run_body(body, [*state, *(row[at] for row in rows), *captured], compute)
         state = answers[:carried]
         stacks = [stack.and_rows([answer]) for stack, answer in zip(stacks, answers[carried:], strict=True)]
@@ -110,18 +111,19 @@ def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], comput
     return (*state, np.array(done, np.int64), *made)
 
 
-def most_turns(attrs: Mapping[str, Any], lengths: Sequence[int], count: int | None) -> int | None:
+def most_iterations(attrs: Mapping[str, Any], lengths: Sequence[int], count: int | None) -> int | None:
     """How many turns a loop takes at most, None where only its condition ends it."""
     bounds = [n for n in (*lengths[:1], count, attrs["limit"]) if n is not None]
     return max(min(bounds), 0) if bounds else None
 
 
-def longest_seconds(attrs: Mapping[str, Any], rows: int | None, turn: float, longest: float) -> float:
-    """What a loop may come to, beside what it is predicted to, whose turns take ``turn`` and at most ``longest``.
+def longest_seconds(attrs: Mapping[str, Any], rows: int | None, iteration: float, longest: float) -> float:
+    """What a loop may come to, beside what it is predicted to, whose iterations take ``iteration`` and at most
+    ``longest``.
 
-    Zero where rows count the turns of it and of all loops inside; infinite where there is no telling.
+    Zero where rows count the iterations of it and of all loops inside; infinite where there is no telling.
     """
     if attrs["cond"] is None and not attrs["counted"] and rows is not None and not longest:
         return 0.0
-    most = most_turns(attrs, [] if rows is None else [rows], None)
-    return math.inf if most is None else most * max(turn, longest)
+    most = most_iterations(attrs, [] if rows is None else [rows], None)
+    return math.inf if most is None else most * max(iteration, longest)

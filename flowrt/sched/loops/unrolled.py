@@ -1,9 +1,9 @@
-"""Bodies on scalars and small tensors as turns of scalars: every entry is a value of its own.
+"""Bodies on scalars and small tensors as iterations of scalars: every entry is a value of its own.
 
 Law: pure. What moves entries comes to nothing, since it only says which is where; what computes comes to a member, or
 several, for each entry it answers. Branches come to both and a choice for each of their answers; in one that is not
-chosen a loop takes no turn and no lookup fails, and nothing else can. What is read at computed indices stays in memory
-(`lookups`). What does not fit raises `Unfit`.
+chosen a loop takes no iteration and no lookup fails, and nothing else can. What is read at computed indices stays in
+memory (`lookups`). What does not fit raises `Unfit`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from flowrt.base.spec import Spec, normal_axes
 from flowrt.base.traits import Reduction, is_alias, reduction_of
-from flowrt.kernels.composite.turn import LEAST_LANES
+from flowrt.kernels.composite.iteration import LEAST_LANES
 from flowrt.kernels.language.table import is_costly
 from flowrt.sched.loops.lookups import entries_of, part_of, taken
 from flowrt.sched.loops.making import (
@@ -62,7 +62,7 @@ class _Op:
 
 
 def follow(making: Making, body: Plan, inputs: Sequence[Value], guard: int | None = None) -> list[Entries]:
-    """What ``body`` answers for ``inputs``; its loops turn, and its lookups fail, only where ``guard`` is true."""
+    """What ``body`` answers for ``inputs``; its loops iteration, and its lookups fail, only where ``guard`` is true."""
     values = list(inputs)
     for node in body.nodes:
         if not node.outputs:
@@ -246,7 +246,7 @@ def _repeated(op: _Op) -> Entries:
 # ── ops that add entries up ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _fold(making: Making, name: str, entries: Sequence[int], dtype: np.dtype[Any]) -> int:
+def _reduction(making: Making, name: str, entries: Sequence[int], dtype: np.dtype[Any]) -> int:
     """Entries put together two by two, so that none waits for all before it."""
     if any(making.dtype(n) != dtype for n in entries):
         raise Unfit("a fold in another dtype")
@@ -263,8 +263,8 @@ def _reduced(op: _Op, reduction: Reduction) -> Entries:
     axes = tuple(normal_axes(op.attrs["axis"], value.ndim))
     last = np.moveaxis(value, axes, range(value.ndim - len(axes), value.ndim))
     kept = last.shape[: value.ndim - len(axes)]
-    folded = [_fold(op.making, reduction.by, row, op.dtype) for row in _rows(last, kept)]
-    out: Entries = np.array(folded, np.int64).reshape(kept)
+    reduced = [_reduction(op.making, reduction.by, row, op.dtype) for row in _rows(last, kept)]
+    out: Entries = np.array(reduced, np.int64).reshape(kept)
     if reduction.mean:
         size = op.making.constant(np.array(value.size // max(out.size, 1), op.dtype))
         out = _entrywise("divide", op.making, [out, size], op.dtype)
@@ -283,8 +283,8 @@ def _summed_to(op: _Op) -> Entries:
     axes = tuple(i for i, (n, m) in enumerate(zip(value.shape, full, strict=True)) if n != m)
     last = np.moveaxis(value, axes, range(value.ndim - len(axes), value.ndim))
     kept = last.shape[: value.ndim - len(axes)]
-    folded = [_fold(op.making, "add", row, op.dtype) for row in _rows(last, kept)]
-    return np.array(folded, np.int64).reshape(shape)
+    reduced = [_reduction(op.making, "add", row, op.dtype) for row in _rows(last, kept)]
+    return np.array(reduced, np.int64).reshape(shape)
 
 
 def _summed(op: _Op) -> Entries:

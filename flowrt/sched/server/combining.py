@@ -18,7 +18,7 @@ import numpy as np
 
 from flowrt.base.errors import InternalError, SpecError
 from flowrt.kernels.language.variants import is_compiled
-from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, Step
+from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, LaunchStep, Operand
 from flowrt.kernels.ops.combining import blocks_of, summing
 from flowrt.sched.drivers.measuring import square_of
 
@@ -164,7 +164,7 @@ class _PartSum:
         self._operands = (*words, self._count, self._weights)
         application = summing(dtype, len(sizes), replicas, self.blocks)
         (step,) = application.steps
-        assert isinstance(step, Step)
+        assert isinstance(step, LaunchStep)
         (self._near,) = application.local
         self._step = step
         self._entry: Callable[[int, int, int, int], None] = _not_compiled

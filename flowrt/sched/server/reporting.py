@@ -17,7 +17,7 @@ from flowrt.sched.policies.noise import NoiseScale
 from flowrt.sched.versions.ledger import Outcome
 
 if TYPE_CHECKING:
-    from flowrt.sched.versions.steady import Made
+    from flowrt.sched.versions.steady import SteadyVersion
 
 OUTCOMES = tuple(Outcome)
 """What the codes of outcomes in a `Report` mean."""
@@ -76,7 +76,7 @@ class Reporting:
         """What is told of the updates of these."""
         return tuple([_mean(column) for column in zip(*[self._came[replica].told for replica in kept], strict=True)])
 
-    def report(self, made: Made, now: float) -> Report:
+    def report(self, made: SteadyVersion, now: float) -> Report:
         """What there is to say of a version."""
         if made.squares is not None:
             self._noise = self._noise.learn(made.squares, made.square)
@@ -102,7 +102,7 @@ class Reporting:
         stays = self._came.items() if self._older else ()
         self._came = {r: came for r, came in stays if came.version >= oldest(r)}
 
-    def _took(self, made: Made, replica: int) -> float:
+    def _took(self, made: SteadyVersion, replica: int) -> float:
         """The seconds from a replica's version's opening, or since it began, if it did before, to its update; or -1."""
         began = min(made.opened, made.began[replica])
         return self._came[replica].at - began if replica in self._came else -1.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.spec import Spec, spec_of
-from flowrt.kernels.run.direct import MOST_OUTPUTS, Terms, plan_words
+from flowrt.kernels.run.direct import MOST_OUTPUTS, RunTerms, plan_words
 from flowrt.sched.host.memory import counted
 from flowrt.sched.tape.interrupts import note_plan
 
@@ -98,7 +98,7 @@ def direct_plan(
     def fail(reached: int, status: int) -> None:
         raise tape.failure(room, reached, status)
 
-    terms = Terms(
+    terms = RunTerms(
         numbers.gate,
         numbers.counter,
         numbers.base,

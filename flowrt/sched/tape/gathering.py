@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from flowrt.kernels.language.table import Form
-from flowrt.kernels.launch import Step
+from flowrt.kernels.launch import LaunchStep
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Launchable
@@ -99,9 +99,9 @@ def gather(launches: Sequence[Candidate], ordered: Sequence[Iterable[int]]) -> G
 
 def _may_wait(step: Launchable) -> bool:
     """Whether a launch is one of those that are put off: what is fused of elementwise ops, which cannot fail."""
-    if not isinstance(step, Step) or step.kernel.form is not Form.SCALARS or step.kernel.expression is None:
+    if not isinstance(step, LaunchStep) or step.kernel.form is not Form.SCALARS or step.kernel.expression is None:
         return False
-    return not step.kernel.expression.folds and not step.kernel.may_fail and step.kernel.device == "cpu"
+    return not step.kernel.expression.reductions and not step.kernel.may_fail and step.kernel.device == "cpu"
 
 
 def _operands(one: Candidate) -> Iterator[tuple[int, bool]]:

@@ -25,7 +25,7 @@ from flowrt.base.traits import traits_of, writes
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.fusion.fused import WORTH_BYTES
-from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_kernel
+from flowrt.kernels.launch import COPY_OP, Application, LaunchStep, Operand, apply_kernel
 from flowrt.sched.host.arena import aligned, lay_out
 from flowrt.sched.loops.nesting import apply_structured
 from flowrt.sched.loops.structured import PURE_STRUCTURED
@@ -373,7 +373,7 @@ class _Recorder:
 
 def _as_one(members: Sequence[_Pending]) -> _Pending:
     """Launches that do not depend on one another, as one."""
-    steps = tuple(p.step for p in members if isinstance(p.step, Step))
+    steps = tuple(p.step for p in members if isinstance(p.step, LaunchStep))
     first, *others = dict.fromkeys(p.node for p in members)
     return _Pending(
         ManyStep(steps, tuple(len(p.storages) for p in members)),

@@ -93,7 +93,7 @@ def stopped_inside(step: Any, places: Sequence[Operand], bases: Sequence[int]) -
         if not 0 < abs(trace) <= len(span):
             break
         if step.kind == "loop":
-            turns.append(str(bases[places[step.turn].slot] + 1))
+            turns.append(str(bases[places[step.iteration].slot] + 1))
         inner = span[abs(trace) - 1]
         node = inner.node or node
         step, places = inner.step, _resolved(inner, places)

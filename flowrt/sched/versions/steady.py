@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @valueclass
-class Made:
+class SteadyVersion:
     """A version that all servers have applied, as it is to be reported.
 
     It was ``opened``, its set fixed (``decided``) and ``ordered`` at these times; replicas ``began`` then. ``squares``
@@ -44,7 +44,7 @@ class Made:
     square: float = nan
 
 
-_make_offer, _make_receipt, _make_made = maker(Offer), maker(Receipt), maker(Made)
+_make_offer, _make_receipt, _make_made = maker(Offer), maker(Receipt), maker(SteadyVersion)
 
 
 class Steady:
@@ -256,7 +256,7 @@ class Steady:
         """What those were computed from: see `Coordinator.versions`."""
         return () if self.usual else self.told().versions
 
-    def publish(self, server: int, version: int, now: float, square: float) -> Made | None:
+    def publish(self, server: int, version: int, now: float, square: float) -> SteadyVersion | None:
         """Note that ``server`` has applied the set of ``version``; what is to be reported once all have."""
         if self._set is not None and self.ordered_at is not None and version == self.version and not server:
             given = self._given or self._of.book.given
@@ -266,11 +266,13 @@ class Steady:
         self.of = value = before.publish(server, version, now, square)
         return None if value.version == before.version else _made(before, value, square)
 
-    def _open_next(self, fixed: tuple[Close, tuple[float, ...] | None, float], ordered: float, now: float) -> Made:
+    def _open_next(
+        self, fixed: tuple[Close, tuple[float, ...] | None, float], ordered: float, now: float
+    ) -> SteadyVersion:
         """The version that all have applied is over, and all begin the next one."""
         close, _, decided = fixed
         receipts = tuple([_make_receipt(r, batch, Outcome.KEPT, 0) for r, batch in enumerate(self._spent)])
-        made: Made = _make_made(
+        made: SteadyVersion = _make_made(
             self.version, self._opened, decided, ordered, receipts, self._began, close.why, None, nan
         )
         self._past.append((receipts, decided))
@@ -293,13 +295,13 @@ class Steady:
         return self.version if self._usual or self.usual else self.told().oldest(replica)
 
 
-def _made(before: Coordinator, value: Coordinator, square: float) -> Made:
+def _made(before: Coordinator, value: Coordinator, square: float) -> SteadyVersion:
     """What is to be reported of the version that was open ``before``, and is not in ``value``."""
     quorum, ordered = before.quorum, before.ordered_at
     assert ordered is not None
     decided = ordered if quorum.closed_at is None else quorum.closed_at
     squares = [offer.square for offer in quorum.offers if offer.replica in quorum.kept]
-    return Made(
+    return SteadyVersion(
         before.version,
         quorum.opened,
         decided,

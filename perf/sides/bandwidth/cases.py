@@ -105,10 +105,12 @@ def _windows() -> list[Case]:
     return cases
 
 
-def _folds() -> list[Case]:
+def _reductions() -> list[Case]:
     shape, images = (2048, 1024), (64, 32, 32, 32)
     n, channels = math.prod(shape), (images[-1],)
-    cases = [Case(f"{fold}_{axis}", (shape,), n) for fold in ("sum", "mean", "max") for axis in ("0", "1", "all")]
+    cases = [
+        Case(f"{reduction}_{axis}", (shape,), n) for reduction in ("sum", "mean", "max") for axis in ("0", "1", "all")
+    ]
     cases += [Case("var_0", (shape,), 2 * n), Case("var_1", (shape,), n), Case("var_all", (shape,), 2 * n)]
     cases += [Case("cumsum_0", (shape,), 2 * n), Case("cumsum_1", (shape,), 2 * n)]
     many = math.prod(images)
@@ -147,7 +149,7 @@ def _moves() -> list[Case]:
 CASES: Mapping[str, Case] = {
     case.name: case
     for case in (
-        *_norms(), *_curves(), *_classes(), *_windows(), *_folds(), *_rows(), *_recurrent(), *_moves(),
+        *_norms(), *_curves(), *_classes(), *_windows(), *_reductions(), *_rows(), *_recurrent(), *_moves(),
     )
 }  # fmt: skip
 

@@ -20,8 +20,8 @@ def normal(x: Any, axes: Any) -> Any:
     return centred * jax.lax.rsqrt(jnp.mean(jnp.square(centred), axes, keepdims=True) + 1e-5)
 
 
-def pooled(x: Any, start: float, fold: Any, window: int, stride: int, padding: Any = "VALID") -> Any:
-    return jax.lax.reduce_window(x, start, fold, (1, window, window, 1), (1, stride, stride, 1), padding)
+def pooled(x: Any, start: float, reduction: Any, window: int, stride: int, padding: Any = "VALID") -> Any:
+    return jax.lax.reduce_window(x, start, reduction, (1, window, window, 1), (1, stride, stride, 1), padding)
 
 
 def lstm(x: Any, h: Any, c: Any, w_x: Any, w_h: Any, bias: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Entries alike of a turn of scalars, computed by loops over memory on the stack, which LLVM makes vectors of.
+"""Entries alike of an iteration of scalars, computed by loops over memory on the stack, which LLVM makes vectors of.
 
-A value of a turn is one of LLVM's, or a `Spot` among others that lie side by side: such a loop reads these where they
-are. Others are brought together first, constants once, ahead of all turns.
+A value of an iteration is one of LLVM's, or a `Spot` among others that lie side by side: such a loop reads these where
+they are. Others are brought together first, constants once, ahead of all iterations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from flowrt.kernels.composite.turn import LEAST_LANES, Lanes
+from flowrt.kernels.composite.iteration import LEAST_LANES, LaneValues
 from flowrt.kernels.emit.abi import WORD
 from flowrt.kernels.emit.compose import Composition, Independent, infer_types
 from flowrt.kernels.language.composing import narrowed
@@ -38,12 +38,12 @@ class Spot:
 class TypedLanes:
     """Entries alike whose members Numba has typed: as they are, narrow ones and what tells whether these fit."""
 
-    facts: Lanes
+    facts: LaneValues
     composition: Composition
     narrow: tuple[Composition, Composition] | None
 
 
-def typed_lanes(typing_context: Any, lanes: Lanes) -> TypedLanes:
+def typed_lanes(typing_context: Any, lanes: LaneValues) -> TypedLanes:
     """Entries alike whose members Numba has typed and lowered."""
     found = narrowed(lanes.expression)
     narrow = None
@@ -63,7 +63,7 @@ class _Rolled(Independent):
 
 
 class LanesEmitter:
-    """Emits entries alike; ``ahead`` is a block before all turns, and ``fixed`` are values known there."""
+    """Emits entries alike; ``ahead`` is a block before all iterations, and ``fixed`` are values known there."""
 
     def __init__(self, context: Any, builder: Any, ahead: Any, fixed: Sequence[Any]) -> None:
         self._context, self._builder, self._ahead = context, builder, ahead
@@ -79,11 +79,11 @@ class LanesEmitter:
         return self._context.unpack_value(self._builder, value.kind, value.place(self._builder))
 
     def is_fixed(self, value: Any) -> bool:
-        """Whether a value is known ahead of all turns."""
+        """Whether a value is known ahead of all iterations."""
         return id(value.value if isinstance(value, Spot) else value) in self._fixed
 
     def flag_ahead(self) -> Any:
-        """A place for a bit that is 0 ahead of all turns."""
+        """A place for a bit that is 0 ahead of all iterations."""
         place = cgutils.alloca_once(self._builder, ir.IntType(1))
         with self._builder.goto_block(self._ahead):
             self._builder.store(ir.Constant(ir.IntType(1), 0), place)
@@ -192,7 +192,7 @@ def side_by_side(values: Sequence[Any]) -> Spot | None:
     return first
 
 
-class State:
+class CarriedState:
     """What a loop carries: many entries of one kind that follow one another lie side by side on the stack, the others
     in places that LLVM makes registers of."""
 

@@ -27,7 +27,7 @@ LIMIT, COUNT_SLOT, ROWS, REVERSE, CONDS, COND_TABLE, PRED_SLOT = (
 BODIES, BODY_TABLE, CARRIED, CARRIED_TABLE, SCANNED, SCANNED_TABLE = (
     nested.LOOP.index(name) for name in ("bodies", "body_table", "carried", "carried_table", "scanned", "scanned_table")
 )
-STACKED, STACKED_TABLE, DONE_SLOT, CONSTANTS, CREW, TRACE, TURN = (
+STACKED, STACKED_TABLE, DONE_SLOT, CONSTANTS, CREW, TRACE, ITERATION = (
     nested.LOOP.index(name)
     for name in ("stacked", "stacked_table", "done_slot", "constants", "crew_slot", "trace_slot", "turn_slot")
 )
@@ -117,8 +117,8 @@ def _branch(bases: int, block: int, begin: int, end: int) -> None:
 
 
 @Lowered
-def _most_turns(bases: int, block: int) -> int:
-    """How many turns there are at most, or -1 where only the condition ends the loop."""
+def _most_iterations(bases: int, block: int) -> int:
+    """How many iterations there are at most, or -1 where only the condition ends the loop."""
     limit, rows = word_at(block, LIMIT), word_at(block, ROWS)
     most = limit if rows < 0 or (0 <= limit < rows) else rows
     if word_at(block, COUNT_SLOT) >= 0:
@@ -137,7 +137,7 @@ def _begin(bases: int, block: int) -> None:
 
 @Lowered
 def _aim(bases: int, block: int, last: bool) -> None:
-    """Have the next turn write what it carries on to where it is to end, or to the other place."""
+    """Have the next iteration write what it carries on to where it is to end, or to the other place."""
     count, table = word_at(block, CARRIED), block + 8 * word_at(block, CARRIED_TABLE)
     for _ in range(count):
         if word_at(table, 1) >= 0:
@@ -173,7 +173,7 @@ def _end(bases: int, block: int, done: int) -> None:
 
 
 def _loop(bases: int, block: int, begin: int, end: int) -> None:
-    most, reverse, conditional = _most_turns(bases, block), word_at(block, REVERSE), word_at(block, PRED_SLOT) >= 0
+    most, reverse, conditional = _most_iterations(bases, block), word_at(block, REVERSE), word_at(block, PRED_SLOT) >= 0
     _point_at_constants(bases, block, CONSTANTS)
     _begin(bases, block)
     crew, launches, done, reached = word_at(bases, word_at(block, CREW)), word_at(block, BODIES), 0, 0
@@ -201,7 +201,7 @@ def _loop(bases: int, block: int, begin: int, end: int) -> None:
         _end(bases, block, done)
     else:
         set_word(bases, word_at(block, TRACE), reached)
-        set_word(bases, word_at(block, TURN), done)
+        set_word(bases, word_at(block, ITERATION), done)
 
 
 ENTRIES: dict[str, Callable[[int, int, int, int], None]] = {"loop": _loop, "cond": _branch}

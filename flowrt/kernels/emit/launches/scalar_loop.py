@@ -1,7 +1,8 @@
-"""The machine code of loops of scalars: what a turn touches is in registers, that of loops inside it, too.
+"""The machine code of loops of scalars: what an iteration touches is in registers, that of loops inside it, too.
 
 Entries computed alike, by the dozen, lie side by side on the stack (`emit.lanes`); tables stay where they are.
-The run's status and the word by which others stop it are looked at every `PATIENCE` turns, whichever loop takes them.
+The run's status and the word by which others stop it are looked at every `PATIENCE` iterations, whichever loop takes
+them.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import numpy_support
 
+from flowrt.kernels.composite.iteration import LaneValues, Lookup
 from flowrt.kernels.composite.scalar_loop import COUNT, DONE, LIMIT, NONE, OPERANDS, REVERSE, ROWS
-from flowrt.kernels.composite.turn import Lanes, Lookup
 from flowrt.kernels.emit.abi import ONE, WORD, ZERO, pointer, word
 from flowrt.kernels.emit.compose import Composition, infer_types
 from flowrt.kernels.emit.entries import bind_helpers, object_code, set_word, word_at
-from flowrt.kernels.emit.launches.lanes import LanesEmitter, Spot, State, TypedLanes, typed_lanes
+from flowrt.kernels.emit.launches.lanes import CarriedState, LanesEmitter, Spot, TypedLanes, typed_lanes
 from flowrt.kernels.emit.launches.nested import stopped
 from flowrt.kernels.language.expression import Expression
 from flowrt.kernels.ops.slices import ABSENT, OUT_OF_RANGE
 
 if TYPE_CHECKING:
+    from flowrt.kernels.composite.iteration import InnerLoop, Part, ScalarIteration
     from flowrt.kernels.composite.scalar_loop import ScalarProgram
-    from flowrt.kernels.composite.turn import InnerLoop, Part, Turn
 
 PATIENCE = 1 << 16
 
@@ -37,7 +38,7 @@ PATIENCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class _TypedTurn:
+class _TypedIteration:
     kinds: tuple[Any, ...]  # of its inputs
     parts: tuple[Composition | TypedLanes | Lookup | _TypedLoop, ...]
     results: tuple[int, ...]
@@ -49,8 +50,8 @@ class _TypedTurn:
 
 @dataclass(frozen=True, slots=True)
 class _TypedLoop:
-    cond: _TypedTurn | None
-    body: _TypedTurn
+    cond: _TypedIteration | None
+    body: _TypedIteration
     facts: InnerLoop | None = None
 
     @property
@@ -58,35 +59,40 @@ class _TypedLoop:
         return self.body.has_loops or (self.cond is not None and self.cond.has_loops)
 
 
-def _typed(typing_context: Any, turn: Turn) -> _TypedTurn:
-    """A turn whose members Numba has typed and lowered."""
-    kinds = tuple(numpy_support.from_dtype(dtype) for dtype in turn.inputs)
-    return _TypedTurn(kinds, tuple(_typed_part(typing_context, part) for part in turn.parts), turn.results)
+def _typed(typing_context: Any, iteration: ScalarIteration) -> _TypedIteration:
+    """An iteration whose members Numba has typed and lowered."""
+    kinds = tuple(numpy_support.from_dtype(dtype) for dtype in iteration.inputs)
+    return _TypedIteration(
+        kinds, tuple(_typed_part(typing_context, part) for part in iteration.parts), iteration.results
+    )
 
 
 def _typed_part(typing_context: Any, part: Part) -> Composition | TypedLanes | Lookup | _TypedLoop:
     if isinstance(part, Lookup):
         return part
-    if isinstance(part, Lanes):
+    if isinstance(part, LaneValues):
         return typed_lanes(typing_context, part)
     if isinstance(part, Expression):
         return infer_types(typing_context, part)
     return _typed_loop(typing_context, part.cond, part.body, part)
 
 
-def _typed_loop(typing_context: Any, cond: Turn | None, body: Turn, facts: InnerLoop | None = None) -> _TypedLoop:
+def _typed_loop(
+    typing_context: Any, cond: ScalarIteration | None, body: ScalarIteration, facts: InnerLoop | None = None
+) -> _TypedLoop:
     return _TypedLoop(None if cond is None else _typed(typing_context, cond), _typed(typing_context, body), facts)
 
 
-# ── turns and loops, in LLVM's terms ─────────────────────────────────────────────────────────────────────────────────
+# ── iterations and loops, in LLVM's terms
+# ─────────────────────────────────────────────────────────────────────────────────
 
 
 class _Emitter:
     """Emits loops and what is in them. ``looks`` emits whether the run is to stop, as a bit, ``fails`` the end of a run
     in which the lookup of a number failed, in turns of these numbers of the loops around it.
 
-    Variables are places on the stack, which LLVM makes registers of. ``fuel`` is how many turns are left until a loop
-    looks whether it is to stop: a loop that stops leaves none, so that those around it look, too, and stop.
+    Variables are places on the stack, which LLVM makes registers of. ``fuel`` is how many iterations are left until a
+    loop looks whether it is to stop: a loop that stops leaves none, so that those around it look, too, and stop.
     """
 
     def __init__(
@@ -98,7 +104,7 @@ class _Emitter:
         fails: Callable[[int, Sequence[Any]], None],
     ) -> None:
         self._context, self._builder, self._lanes, self._looks, self._fails = context, builder, lanes, looks, fails
-        self._turns: list[Any] = []  # where each of the loops around counts its turns
+        self._iterations: list[Any] = []  # where each of the loops around counts its turns
         self._fuel = cgutils.alloca_once_value(builder, ZERO)
 
     def loop(
@@ -108,17 +114,17 @@ class _Emitter:
         most: Any,
         inputs: Callable[[Sequence[Any], Any], list[Any]],
         keep: Callable[[Sequence[Any], Any], None],
-    ) -> tuple[State, Any]:
+    ) -> tuple[CarriedState, Any]:
         """Where a loop leaves what it carries last, and how many turns it took: at most ``most``, if not below 0.
 
-        The inputs of a turn are ``inputs(what is carried, turns done)``, without the latter those of the condition;
-        ``keep(what it answers beyond what it carries, turns done)`` follows it.
+        The inputs of an iteration are ``inputs(what is carried, iterations done)``, without the latter those of the
+        condition; ``keep(what it answers beyond what it carries, iterations done)`` follows it.
         """
         builder = self._builder
-        state = State(self._context, builder, loop.body.kinds[: len(first)], first, self._lanes)
+        state = CarriedState(self._context, builder, loop.body.kinds[: len(first)], first, self._lanes)
         done = cgutils.alloca_once_value(builder, ZERO)
-        self._turns.append(done)
-        head, begin, turn, goes_on, over, end = (
+        self._iterations.append(done)
+        head, begin, iteration, goes_on, over, end = (
             builder.append_basic_block(f"loop.{name}") for name in ("head", "begin", "turn", "goes_on", "over", "end")
         )
         builder.branch(head)
@@ -128,21 +134,21 @@ class _Emitter:
         until = builder.add(before, ONE if loop.has_loops else builder.load(self._fuel))
         limited = builder.and_(builder.icmp_signed(">=", most, ZERO), builder.icmp_signed("<", most, until))
         until = builder.select(limited, most, until)
-        builder.branch(turn)
+        builder.branch(iteration)
 
-        builder.position_at_end(turn)
+        builder.position_at_end(iteration)
         now = builder.load(done)
         builder.cbranch(builder.icmp_signed("<", now, until), goes_on, over)
         builder.position_at_end(goes_on)
         values = state.values()
         if loop.cond is not None:
-            test = self._lanes.scalar(self.turn(loop.cond, inputs(values, None))[0])
+            test = self._lanes.scalar(self.iteration(loop.cond, inputs(values, None))[0])
             self._go_on_where(test, builder.sub(now, before), end)
-        answers = self.turn(loop.body, inputs(values, now))
+        answers = self.iteration(loop.body, inputs(values, now))
         keep([self._lanes.scalar(value) for value in answers[len(first) :]], now)
         state.store(answers[: len(first)])
         builder.store(builder.add(now, ONE), done)
-        builder.branch(turn)
+        builder.branch(iteration)
 
         builder.position_at_end(over)
         self._burn(builder.sub(now, before))
@@ -150,11 +156,11 @@ class _Emitter:
             builder.and_(builder.icmp_signed(">=", most, ZERO), builder.icmp_signed(">=", now, most)), end, head
         )
         builder.position_at_end(end)
-        self._turns.pop()
+        self._iterations.pop()
         return state, done
 
     def _go_on_where(self, answer: Any, taken: Any, end: Any) -> None:
-        """Go to ``end``, after so many turns, unless ``answer`` is true."""
+        """Go to ``end``, after so many iterations, unless ``answer`` is true."""
         builder = self._builder
         leave, stay = builder.append_basic_block("loop.leave"), builder.append_basic_block("loop.stay")
         builder.cbranch(answer, stay, leave)
@@ -163,8 +169,8 @@ class _Emitter:
         builder.branch(end)
         builder.position_at_end(stay)
 
-    def _burn(self, turns: Any) -> None:
-        self._builder.store(self._builder.sub(self._builder.load(self._fuel), turns), self._fuel)
+    def _burn(self, iterations: Any) -> None:
+        self._builder.store(self._builder.sub(self._builder.load(self._fuel), iterations), self._fuel)
 
     def _refuel(self, begin: Any, end: Any) -> None:
         """Go on at ``begin`` with fuel, or at ``end`` where the run is to stop."""
@@ -178,10 +184,10 @@ class _Emitter:
         builder.branch(begin)
         builder.position_at_end(begin)
 
-    def turn(self, turn: _TypedTurn, inputs: Sequence[Any]) -> list[Any]:
-        """What a turn answers for ``inputs``."""
+    def iteration(self, iteration: _TypedIteration, inputs: Sequence[Any]) -> list[Any]:
+        """What an iteration answers for ``inputs``."""
         values = list(inputs)
-        for part in turn.parts:
+        for part in iteration.parts:
             if isinstance(part, Composition):
                 self._load(part, values)
                 values += part.emit(self._context, self._builder, values)[len(values) :]
@@ -191,7 +197,7 @@ class _Emitter:
                 values += self._look_up(part, values)
             else:
                 values += self._inside(part, values)
-        return [values[i] for i in turn.results]
+        return [values[i] for i in iteration.results]
 
     def _load(self, part: Composition, values: list[Any]) -> None:
         """Load what members take, as far as it is not."""
@@ -199,7 +205,7 @@ class _Emitter:
             values[number] = self._lanes.scalar(values[number])
 
     def _look_up(self, lookup: Lookup, values: Sequence[Any]) -> list[Any]:
-        """What a lookup by a turn of these values finds."""
+        """What a lookup by an iteration of these values finds."""
         builder, kind = self._builder, numpy_support.from_dtype(lookup.dtype)
         table = self._table(lookup, kind, values)
         if lookup.index is None:
@@ -237,7 +243,7 @@ class _Emitter:
         fail = builder.append_basic_block("lookup.fail")
         builder.cbranch(reads_zero, behind, fail)
         builder.position_at_end(fail)
-        self._fails(lookup.number, [builder.load(done) for done in self._turns])
+        self._fails(lookup.number, [builder.load(done) for done in self._iterations])
 
     def _or_zero(self, kind: Any, entry: Any, here: Any, missing: Any) -> Any:
         found = self._builder.phi(entry.type)
@@ -246,7 +252,7 @@ class _Emitter:
         return found
 
     def _inside(self, loop: _TypedLoop, values: Sequence[Any]) -> list[Any]:
-        """What the loop inside a turn of these values makes. Where all it takes is known ahead, it runs once."""
+        """What the loop inside an iteration of these values makes. Where all it takes is known ahead, it runs once."""
         facts, builder = loop.facts, self._builder
         assert facts is not None
         captured, behind = [values[i] for i in facts.captured], builder.append_basic_block("inside.behind")
@@ -261,7 +267,7 @@ class _Emitter:
         return [*state.values(), builder.load(done)]
 
     def _unless_done(self, behind: Any) -> None:
-        """Go ``behind`` in all turns but the first that comes here."""
+        """Go ``behind`` in all iterations but the first that comes here."""
         builder = self._builder
         is_done = self._lanes.flag_ahead()
         first = builder.append_basic_block("inside.first")
@@ -356,10 +362,10 @@ class _Layout:
             )
         return found
 
-    def store_trace(self, builder: Any, bases: Any, block: Any, number: int, turns: Sequence[Any]) -> None:
-        """Say which lookup failed, in which turns, in the slots for it."""
-        without = [ir.Constant(WORD, NONE)] * (self._depth - len(turns))
-        for position, value in enumerate([ir.Constant(WORD, number + 1), *turns, *without], self._trace):
+    def store_trace(self, builder: Any, bases: Any, block: Any, number: int, iterations: Sequence[Any]) -> None:
+        """Say which lookup failed, in which iterations, in the slots for it."""
+        without = [ir.Constant(WORD, NONE)] * (self._depth - len(iterations))
+        for position, value in enumerate([ir.Constant(WORD, number + 1), *iterations, *without], self._trace):
             slot = word(builder, block, position)
             builder.store(value, builder.gep(pointer(builder, bases, WORD), [slot]))
 
@@ -368,7 +374,8 @@ class _Layout:
 
 
 def _runs(program: ScalarProgram) -> Any:
-    """An intrinsic (bases, block, most) → turns done, which runs a loop of that program from its operands to them."""
+    """An intrinsic (bases, block, most) → iterations done, which runs a loop of that program from its operands to
+    them."""
     at = _Layout(program)
 
     @intrinsic
@@ -398,8 +405,8 @@ def _runs(program: ScalarProgram) -> Any:
 
             end, taken = builder.append_basic_block("run.end"), cgutils.alloca_once_value(builder, ZERO)
 
-            def fails(number: int, turns: Sequence[Any]) -> None:
-                at.store_trace(builder, bases, block, number, turns)
+            def fails(number: int, iterations: Sequence[Any]) -> None:
+                at.store_trace(builder, bases, block, number, iterations)
                 builder.store(ir.Constant(WORD, OUT_OF_RANGE), pointer(builder, word(builder, bases, 0), WORD))
                 builder.branch(end)
 

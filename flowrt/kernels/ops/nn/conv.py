@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.kernels.language.table import Call, host_only, kernel, product_flops
 from flowrt.kernels.language.twin import cuda
-from flowrt.kernels.tiles.convolution.correlated import Correlated
+from flowrt.kernels.tiles.convolution.correlated import CorrelationPlan
 from flowrt.kernels.tiles.convolution.correlation import correlate_lines, correlate_panels, pack_panels
 from flowrt.kernels.tiles.convolution.filter_sums import Summed, add_parts, sum_parts
 from flowrt.kernels.tiles.convolution.slabs import dense, steps_of
@@ -25,7 +25,7 @@ def register(geometry: Geometry, names: Sequence[str]) -> None:
     """Enter the kernels of convolution, of its gradients for images and filters, and of it with a bias, by name."""
     convolution, input_grad, filter_grad, with_bias = names
     for name, inverse, biased in ((convolution, False, False), (input_grad, True, False), (with_bias, False, True)):
-        laid = Correlated(geometry, inverse=inverse, biased=biased)
+        laid = CorrelationPlan(geometry, inverse=inverse, biased=biased)
         ways = (correlate_lines, laid.lines), (correlate_panels, laid.places)
         enter = kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=ways, flops=_flops)
         enter(pack_panels)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.kernels.language.table import jitable
-from flowrt.kernels.tiles.squares import turn_lines, turn_rows
+from flowrt.kernels.tiles.squares import transpose_lines, transpose_rows
 
 SHORT = 32  # entries of rows that are turned around
 KNOWN = 4  # lines of what is known of rows
@@ -51,7 +51,7 @@ def powers_in_lines(exp: Any) -> Callable[..., Any]:
         The answer is which of the lines of ``found`` holds the largest; the sums are in the other of the first two.
         """
         count = rows.shape[0]
-        turn_rows(rows, lines)
+        transpose_rows(rows, lines)
         turn = largest_of_lines(lines, count, found)
         top, total = found[turn], found[1 - turn]
         for i in range(count):
@@ -76,7 +76,7 @@ def short_softmax_by(exp: Any) -> Callable[..., Any]:
         for i in range(rows.shape[0]):
             scale[i] = 1 / scale[i]
         scale_lines(room[0], rows.shape[0], scale)
-        turn_lines(room[0], out)
+        transpose_lines(room[0], out)
 
     return jitable(softmax)
 
@@ -91,12 +91,12 @@ def short_log_softmax_by(exp: Any, log: Any) -> Callable[..., Any]:
         top, rest = found[turn], found[1 - turn]
         for i in range(count):
             rest[i] = log(rest[i])
-        turn_rows(rows, lines)
+        transpose_rows(rows, lines)
         for j in range(rows.shape[1]):
             line = lines[j]
             for i in range(count):
                 line[i] = (line[i] - top[i]) - rest[i]
-        turn_lines(lines, out)
+        transpose_lines(lines, out)
 
     return jitable(log_softmax)
 
@@ -126,7 +126,7 @@ def short_class_slope_by(exp: Any) -> Callable[..., Any]:
         for i in range(rows.shape[0]):
             scale[i] = dy[i] / scale[i]
         scale_lines(room[0], rows.shape[0], scale)
-        turn_lines(room[0], out)
+        transpose_lines(room[0], out)
         for i in range(rows.shape[0]):
             out[np.uint64(i), np.uint64(labels[np.uint64(i)])] -= dy[i]
 
@@ -144,8 +144,8 @@ def short_loss_by(exp: Any, log: Any) -> Callable[..., Any]:
         for i in range(count):
             rest[i] = log(rest[i])
             cost[i] = 0
-        turn_rows(rows, lines)
-        turn_rows(weights, asked)
+        transpose_rows(rows, lines)
+        transpose_rows(weights, asked)
         for j in range(rows.shape[1]):
             line, weights_of = lines[j], asked[j]
             for i in range(count):
@@ -166,7 +166,7 @@ def short_slope_by(exp: Any) -> Callable[..., Any]:
     def slope(rows: Any, weights: Any, dy: Any, out: Any, room: Any, found: Any) -> None:
         count, lines, asked = rows.shape[0], room[0], room[1]
         scale, weight = found[1 - powers(rows, lines, found)], found[2]
-        turn_rows(weights, asked)
+        transpose_rows(weights, asked)
         for i in range(count):
             weight[i] = 0
         for j in range(rows.shape[1]):
@@ -179,6 +179,6 @@ def short_slope_by(exp: Any) -> Callable[..., Any]:
             line, weights_of = lines[j], asked[j]
             for i in range(count):
                 line[i] = line[i] * scale[i] - dy[i] * weights_of[i]
-        turn_lines(lines, out)
+        transpose_lines(lines, out)
 
     return jitable(slope)

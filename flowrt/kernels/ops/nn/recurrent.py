@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.composite.nested import Carried, Inner, NestedStep, Rows
+from flowrt.kernels.composite.nested import Carried, Inner, NestedStep, ScannedRows
 from flowrt.kernels.elementary.exponential import sigmoid32, sigmoid64, tanh32, tanh64
-from flowrt.kernels.language.table import Call, Form, Kernel, View, kernel, natural
+from flowrt.kernels.language.table import Call, Form, RegisteredKernel, View, kernel, natural
 from flowrt.kernels.language.variants import Variant
-from flowrt.kernels.launch import Application, Operand, Step
+from flowrt.kernels.launch import Application, LaunchStep, Operand
 from flowrt.kernels.ops.nn import recurrent_steps as steps_of
 from flowrt.kernels.ops.nn.recurrent_steps import ASKED, BLOCK, GATES, GROUP, KEPT
 from flowrt.kernels.tiles.micro import Tile, native, tiles_of
@@ -56,7 +56,7 @@ def are_shared_by_rows(steps: int, batch: int, units: int, size: int) -> bool:
 
 
 KERNELS = {
-    function.__name__: Kernel(function.__name__, "cpu", function, natural)
+    function.__name__: RegisteredKernel(function.__name__, "cpu", function, natural)
     for function in (
         steps_of.lstm_weights,
         steps_of.lstm_inputs,
@@ -76,7 +76,7 @@ def elementwise(turns: str, dtype: np.dtype[Any]) -> Variant:
         function, count = steps_of.gating(*functions), 3
     else:
         function, count = steps_of.lstm_gates_grad, 4
-    return Variant(Kernel(function.__name__, "cpu", function, natural), (dtype,) * count, (2,) * count)
+    return Variant(RegisteredKernel(function.__name__, "cpu", function, natural), (dtype,) * count, (2,) * count)
 
 
 @cache
@@ -86,7 +86,7 @@ def _tiles(name: str, dtype: np.dtype[Any]) -> tuple[int | Tile | Variant, ...]:
     return (*tiles_of(native(), dtype), *own)
 
 
-class _Operands:
+class _NamedOperands:
     """An application's operands as they are named: those given, then scratch, what each thread has for itself, and the
     slots that a loop sets."""
 
@@ -126,13 +126,13 @@ class _Operands:
         units: int,
         words: Sequence[int] = (),
         rows: Mapping[str, int] = NO_ROWS,
-    ) -> Step:
+    ) -> LaunchStep:
         """A launch of a kernel, of some operands only one of their ``rows``."""
         names = f"{reads} {writes}".split()
         views = tuple(self._view(each, rows.get(each)) for each in names)
         dtypes = tuple(self._specs[each].dtype for each in names)
         call = Call(views, tuple(words), units, tiles=_tiles(name, self.dtype))
-        return Step(KERNELS[name], self.numbers(f"{reads} {writes}"), dtypes, call, len(reads.split()))
+        return LaunchStep(KERNELS[name], self.numbers(f"{reads} {writes}"), dtypes, call, len(reads.split()))
 
     def _view(self, name: str, row: int | None) -> View:
         """An operand, or its row, as a vector: kernels know sizes from their words."""
@@ -142,7 +142,7 @@ class _Operands:
         size = View.dense(spec.concrete[1:]).size
         return View((size,), (1,), row * size)
 
-    def loop(self, turn: Step, reads: str, writes: str, rows: int, **facts: Any) -> NestedStep:
+    def loop(self, turn: LaunchStep, reads: str, writes: str, rows: int, **facts: Any) -> NestedStep:
         """Turns of one launch, for each of so many rows."""
         specs = list(self._specs.values())
         sizes = tuple(specs[n].nbytes for n in turn.operands)
@@ -162,15 +162,15 @@ class _Operands:
             done=done,
             crew=crew,
             trace=trace,
-            turn=number,
+            iteration=number,
             **facts,
         )
 
-    def rows(self, present: str, whole: str, before: int = 0) -> Rows:
+    def rows(self, present: str, whole: str, before: int = 0) -> ScannedRows:
         """The rows of an operand that a slot points at; the first comes after so many others."""
         at, of = self.numbers(f"{present} {whole}")
         nbytes = self._specs[present].nbytes
-        return Rows(at, of, nbytes, before * nbytes)
+        return ScannedRows(at, of, nbytes, before * nbytes)
 
     def application(self, steps: Sequence[Any]) -> Application:
         """Of these launches, those that have something to do."""
@@ -202,7 +202,7 @@ def apply_lstm_steps(
     padded, groups = columns * wide, -(-columns // GROUP)
     ahead, near = near_blocks(steps * blocks, width, size), BLOCK * near_blocks(blocks, units, size)
     state, every, row = (batch, units), (steps, batch, units), (KEPT * batch * units,)
-    operands = _Operands(
+    operands = _NamedOperands(
         dtype,
         {"x": x, "h": h, "c": h, "w_x": w_x, "w_h": w_h, "bias": bias}
         | {"y": every, "last_h": state, "last_c": state, "before": every, "kept": (steps, *row)},
@@ -241,7 +241,7 @@ def apply_lstm_steps_grad(
     columns, blocks = -(-units // wide), -(-batch // BLOCK)
     near = BLOCK * near_blocks(blocks, units, dtype.itemsize)
     state, kept, sums = (batch, units), (KEPT * batch * units,), (batch, GATES * units)
-    operands = _Operands(
+    operands = _NamedOperands(
         dtype,
         {"dy": (steps, *state), "given_h": state, "given_c": state, "w_h": w_h, "kept": (steps, *kept)}
         | {"ds": (steps, *sums), "dh": state, "dc": state},
@@ -253,7 +253,7 @@ def apply_lstm_steps_grad(
         operands.slots(later=sums, dy_row=state, kept_row=kept, ds_row=sums)
     packed = operands.step("lstm_weights_grad", "w_h", "panels", columns, (units,))
 
-    def turns(row: str, later: str, first: int, beyond: int, rows: Mapping[str, int] = NO_ROWS) -> Step:
+    def turns(row: str, later: str, first: int, beyond: int, rows: Mapping[str, int] = NO_ROWS) -> LaunchStep:
         reads = f"{later} panels given_h given_c dy{row} kept{row}"
         writes = f"dhs dcs ds{row} dh dc {OWN}"
         words = steps, batch, units, near, int(by_rows), first, beyond

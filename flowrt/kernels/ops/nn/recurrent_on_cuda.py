@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.language.table import Call, Form, Kernel, View, kernel, natural, require_kernel
+from flowrt.kernels.language.table import Call, Form, RegisteredKernel, View, kernel, natural, require_kernel
 from flowrt.kernels.language.twin import cuda
-from flowrt.kernels.launch import Application, Step, copy_step
+from flowrt.kernels.launch import Application, LaunchStep, copy_step
 from flowrt.kernels.ops.nn.recurrent_steps import GATES
 
 
@@ -66,7 +66,9 @@ def lstm_cell_grad(later: Any, dh: Any, dy: Any, dc: Any, w_h: Any, kept: Any, d
         dc_before[b, u] = inside * f
 
 
-CELL, CELL_GRAD = (Kernel(function.__name__, "cuda", function, natural) for function in (lstm_cell, lstm_cell_grad))
+CELL, CELL_GRAD = (
+    RegisteredKernel(function.__name__, "cuda", function, natural) for function in (lstm_cell, lstm_cell_grad)
+)
 
 
 def _row(shape: Sequence[int], number: int) -> View:
@@ -75,14 +77,20 @@ def _row(shape: Sequence[int], number: int) -> View:
     return View(matrix.shape, matrix.strides, number * matrix.size)
 
 
-def _step(made: Kernel, operands: Sequence[int], views: Sequence[View], dtype: np.dtype[Any], reads: int) -> Step:
-    return Step(made, tuple(operands), (dtype,) * len(operands), Call(tuple(views)), reads)
+def _step(
+    made: RegisteredKernel, operands: Sequence[int], views: Sequence[View], dtype: np.dtype[Any], reads: int
+) -> LaunchStep:
+    return LaunchStep(made, tuple(operands), (dtype,) * len(operands), Call(tuple(views)), reads)
 
 
-def _product(operands: Sequence[int], views: Sequence[View], flags: tuple[int, int], dtype: np.dtype[Any]) -> Step:
+def _product(
+    operands: Sequence[int], views: Sequence[View], flags: tuple[int, int], dtype: np.dtype[Any]
+) -> LaunchStep:
     """A product of two matrices, into a third."""
     alone = tuple(view.reshape((1, 1, *view.shape)) if not view.offset else _as_batch(view) for view in views)
-    return Step(require_kernel("matmul", "cuda", (dtype,) * 3), tuple(operands), (dtype,) * 3, Call(alone, flags), 2)
+    return LaunchStep(
+        require_kernel("matmul", "cuda", (dtype,) * 3), tuple(operands), (dtype,) * 3, Call(alone, flags), 2
+    )
 
 
 def _as_batch(view: View) -> View:
@@ -99,7 +107,7 @@ def apply_lstm_steps_on_cuda(
     x, h, c, w_x, w_h, bias, y, last_h, last_c, before, kept, sums = range(12)
     state, every, wide = View.dense((batch, units)), (steps, batch, units), (steps, batch, GATES * units)
     rows = View.dense((steps * batch, width)), View.dense((width, GATES * units)), View.dense((steps * batch, wide[2]))
-    made: list[Step] = [_product((x, w_x, sums), rows, (0, 0), dtype)] if steps else []
+    made: list[LaunchStep] = [_product((x, w_x, sums), rows, (0, 0), dtype)] if steps else []
     for t in range(steps):
         from_h = (y, _row(every, t - 1)) if t else (h, state)
         from_c = last_c if t else c
@@ -121,7 +129,7 @@ def apply_lstm_steps_grad_on_cuda(
     (steps, batch, units), wide = every, outputs[0].concrete
     dy, dh, dc, w_h, kept, ds, d_h, d_c, none, zeros = range(10)
     state, weights = View.dense((batch, units)), View.dense((units, GATES * units))
-    made: list[Step] = [_filled(zeros, (batch, units), dtype)] if steps else []
+    made: list[LaunchStep] = [_filled(zeros, (batch, units), dtype)] if steps else []
     for t in reversed(range(steps)):
         last = t == steps - 1
         later = (none, View.dense((batch, 0))) if last else (ds, _row(wide, t + 1))
@@ -135,7 +143,9 @@ def apply_lstm_steps_grad_on_cuda(
     return Application(tuple(made), (Spec(dtype, (0,)), Spec(dtype, (batch, units))))
 
 
-def _filled(operand: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Step:
+def _filled(operand: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> LaunchStep:
     """Zeros."""
     dense = View.dense((math.prod(shape),))
-    return Step(require_kernel("fill", "cuda", [dtype]), (operand,), (dtype,), Call((dense,), (0.0,), dense.size), 0)
+    return LaunchStep(
+        require_kernel("fill", "cuda", [dtype]), (operand,), (dtype,), Call((dense,), (0.0,), dense.size), 0
+    )

@@ -38,7 +38,7 @@ class Product(NamedTuple):
     places: Any
 
 
-class Memory(NamedTuple):
+class RecurrentMemory(NamedTuple):
     """A thread's own memory: room for what it makes of some sums, for an elementwise kernel's block, for products."""
 
     fresh: Any
@@ -220,7 +220,7 @@ def lstm_inputs(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> No
                     multiply(made, at, (count, width, columns), own, START_BIAS, edge)
 
 
-class Turn(NamedTuple):
+class RecurrentStep(NamedTuple):
     """Addresses of what a step reads and writes: of the h before it and after it, and where the first is kept."""
 
     h: int
@@ -234,7 +234,7 @@ class Turn(NamedTuple):
 
 
 @jitable
-def leave(tiles: Tiles, at: Turn, units: int, own: Any, fresh: int, count: int, columns: int) -> None:
+def leave(tiles: Tiles, at: RecurrentStep, units: int, own: Any, fresh: int, count: int, columns: int) -> None:
     """Put the h before, the one after and the cell of a block in their places; ``own`` are its entry and its cell."""
     here, cell = own
     if at.h != at.before:  # the step before has put it there
@@ -245,7 +245,7 @@ def leave(tiles: Tiles, at: Turn, units: int, own: Any, fresh: int, count: int, 
 
 
 @jitable
-def turn(tiles: Tiles, gates: int, at: Turn, sizes: Any, span: Any, memory: Memory) -> None:
+def turn(tiles: Tiles, gates: int, at: RecurrentStep, sizes: Any, span: Any, memory: RecurrentMemory) -> None:
     """One step of some rows and columns; ``span`` is from which row, to which, from which column, to which."""
     (batch, units), (begin, end, first, last) = sizes, span
     size, rows, across = tiles.size, 0, 0
@@ -274,7 +274,7 @@ def lstm_turns(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> Non
     """Steps one after another, of as many of its rows or columns as `share` says."""
     h, c, from_h, cells, last_h, last_c, y, before, kept, fresh, asked, table, taps, stage, places = arrays
     (steps, batch, units, near, by_rows), made, gates = words, Tiles(*tiles[:OWN]), tiles[OWN]
-    memory, sizes = Memory(fresh, asked, Product(table, taps, stage, places)), (batch, units)
+    memory, sizes = RecurrentMemory(fresh, asked, Product(table, taps, stage, places)), (batch, units)
     first, last, left, right = share(made, sizes, by_rows, begin, end)
     state, row = batch * units * made.size, units * made.size
     taps[0] = taps[1] = 0
@@ -284,7 +284,7 @@ def lstm_turns(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> Non
     for start in range(first, last, near):
         for t in range(steps):
             here = address(before) + t * state
-            at = Turn(
+            at = RecurrentStep(
                 here if t > 0 else address(h),
                 here + state if t + 1 < steps else address(last_h),
                 address(last_c),
@@ -340,7 +340,9 @@ def product_back(tiles: Tiles, at: Back, sizes: Any, j: int, begin: int, end: in
 
 
 @jitable
-def step_back(tiles: Tiles, gates: int, at: Back, units: int, j: int, start: int, block: Any, memory: Memory) -> None:
+def step_back(
+    tiles: Tiles, gates: int, at: Back, units: int, j: int, start: int, block: Any, memory: RecurrentMemory
+) -> None:
     """A block of a step, down to its sums; ``block`` is how many rows and columns."""
     (count, columns), size, fresh = block, tiles.size, address(memory.fresh)
     place, some = (start * units + j * count) * size, count * columns
@@ -353,7 +355,7 @@ def step_back(tiles: Tiles, gates: int, at: Back, units: int, j: int, start: int
 
 
 @jitable
-def turn_back(tiles: Tiles, gates: int, at: Back, how: Any, sizes: Any, span: Any, memory: Memory) -> None:
+def turn_back(tiles: Tiles, gates: int, at: Back, how: Any, sizes: Any, span: Any, memory: RecurrentMemory) -> None:
     """The product that ends the step after, and one step down to its sums, of some rows and columns.
 
     ``how`` says which of the two; ``span`` is as in `turn`. States lie as what is kept does.
@@ -376,7 +378,7 @@ def lstm_turns_grad(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -
     """
     later, panels, given_h, given_c, dy, kept, dhs, dcs, ds, dh, dc, fresh, asked, table, taps, stage, places = arrays
     (steps, batch, units, near, by_rows, first_turn, beyond), made, gates = words, Tiles(*tiles[:OWN]), tiles[OWN]
-    memory, sizes = Memory(fresh, asked, Product(table, taps, stage, places)), (batch, units)
+    memory, sizes = RecurrentMemory(fresh, asked, Product(table, taps, stage, places)), (batch, units)
     first, last, left, right = share(made, sizes, by_rows, begin, end)
     state = batch * units * made.size if by_rows else 0
     taps[0] = taps[1] = 0

@@ -18,7 +18,7 @@ import numpy as np
 from flowrt.base.spec import Spec
 from flowrt.kernels.elementary.exponential import exp64, fading32
 from flowrt.kernels.elementary.logarithm import log32, log64
-from flowrt.kernels.language.folds import add_loosely, larger_loosely
+from flowrt.kernels.language.reductions import add_loosely, larger_loosely
 from flowrt.kernels.language.table import Call, View, jitable, kernel, single
 from flowrt.kernels.ops.index import around, within
 from flowrt.kernels.ops.nn.few_classes import (

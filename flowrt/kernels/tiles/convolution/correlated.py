@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call
-from flowrt.kernels.tiles.convolution.lines import Planes, counted, flattened, memory_needed, pays, planes_of
+from flowrt.kernels.tiles.convolution.lines import LinePlanes, counted, flattened, memory_needed, pays, planes_of
 from flowrt.kernels.tiles.convolution.slabs import (
     LINE,
     Roles,
-    Steps,
+    WindowSteps,
     alike,
     ceiling,
     channels_apart,
@@ -41,7 +41,7 @@ WIDE = 64  # places of a row that are met at a time at most: those of several ro
 UNITS = 8  # there should be so many units, at least
 
 
-class Way(Enum):
+class ColumnKind(Enum):
     """What a tile's columns are."""
 
     CHANNELS = "channels"
@@ -58,7 +58,7 @@ class Blocks(NamedTuple):
     panels: int
 
 
-class Kind(NamedTuple):
+class CorrelationKind(NamedTuple):
     """Whether it is the gradient for the images, whether a bias is added, and whether what is negative becomes 0."""
 
     inverse: int
@@ -66,7 +66,7 @@ class Kind(NamedTuple):
     floor: int
 
 
-class Correlated:
+class CorrelationPlan:
     """How a convolution, or its gradient for the images, is laid out for tiles of one geometry."""
 
     def __init__(self, geometry: Geometry, *, inverse: bool = False, biased: bool = False) -> None:
@@ -75,23 +75,23 @@ class Correlated:
 
     def packing(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The first step: a panel of filters is a unit."""
-        packed = self._way(inputs, outputs, attrs) is not Way.LINES
+        packed = self._way(inputs, outputs, attrs) is not ColumnKind.LINES
         return self._call(inputs, outputs, attrs, self._panels(inputs, outputs, attrs)[1] if packed else 0)
 
     def places(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The second step: some panels of some rows of some images are a unit."""
-        return self._met(inputs, outputs, attrs, (Way.CHANNELS, Way.APART))
+        return self._met(inputs, outputs, attrs, (ColumnKind.CHANNELS, ColumnKind.APART))
 
     def lines(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The same where places are a tile's columns."""
-        return self._met(inputs, outputs, attrs, (Way.LINES,))
+        return self._met(inputs, outputs, attrs, (ColumnKind.LINES,))
 
     def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """The packed filters."""
         filters = inputs[1].concrete
         terms, panels = self._panels(inputs, outputs, attrs)
         columns = panels * self.geometry.columns(outputs[0].dtype)
-        if self._way(inputs, outputs, attrs) is Way.LINES:
+        if self._way(inputs, outputs, attrs) is ColumnKind.LINES:
             columns = 0
         return (Spec(outputs[0].dtype, (filters[0] * filters[1] * terms * columns,)),)
 
@@ -110,30 +110,30 @@ class Correlated:
         steps, blocks, way = steps_of(x, filters, attrs), *self._divided(inputs, outputs, attrs)
         columns, channels = self.geometry.columns(outputs[0].dtype), inputs[0].concrete[3]
         lanes = columns // self.geometry.vectors
-        if way is Way.LINES:
+        if way is ColumnKind.LINES:
             planes = self._planes(inputs, outputs, attrs, blocks.rows, blocks.columns)
             share, places = outputs[0].concrete[3] // attrs["groups"], (blocks.rows, blocks.columns)
             return memory_needed(channels, share, places, planes, self._places_wide(outputs[0]), lanes), share
         tall, wide = filters.concrete[:2]
         _, height = seen(blocks.rows, tall, steps.down, steps.spread_down, steps.top, self.inverse)
         _, width = seen(blocks.columns, wide, steps.across, steps.spread_across, steps.left, self.inverse)
-        if way is Way.APART:
+        if way is ColumnKind.APART:
             channels = ceiling(channels, columns) * columns
         return blocks.images * height * width * channels, blocks.images * blocks.rows * blocks.columns
 
     def _call(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], units: int) -> Call:
         (x, filters, _), (blocks, way) = self._roles(inputs, outputs), self._divided(inputs, outputs, attrs)
         extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
-        kind = Kind(int(self.inverse), int(self.biased), int(attrs.get("activation") == "relu"))
+        kind = CorrelationKind(int(self.inverse), int(self.biased), int(attrs.get("activation") == "relu"))
         words = *tiled_steps(x, filters, attrs), *blocks, *kind
-        geometry = flattened(self.geometry) if way is Way.LINES else self.geometry
-        tiles = tiles_of(geometry, outputs[0].dtype, "beside" if way is Way.APART else "tile")
+        geometry = flattened(self.geometry) if way is ColumnKind.LINES else self.geometry
+        tiles = tiles_of(geometry, outputs[0].dtype, "beside" if way is ColumnKind.APART else "tile")
         first = len(inputs)  # the result; behind it lie the packed filters, the slab, and one panel's biases
         order = 0, 1, 2 if self.biased else first + 3, *range(first, first + 1 + len(extra))
         return Call(dense((*inputs, *outputs, *extra)), words, units, tiles=tiles, order=order)
 
     def _met(
-        self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], ways: tuple[Way, ...]
+        self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], ways: tuple[ColumnKind, ...]
     ) -> Call:
         blocks, chosen = self._divided(inputs, outputs, attrs)
         if chosen not in ways:
@@ -164,7 +164,7 @@ class Correlated:
             return batch * height, row, blocks.images * height
         return height, row, blocks.rows * apart
 
-    def _steps(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Steps:
+    def _steps(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> WindowSteps:
         x, filters, _ = self._roles(inputs, outputs)
         return steps_of(x, filters, attrs)
 
@@ -174,9 +174,11 @@ class Correlated:
         batch, height, width, _ = outputs[0].concrete
         return batch, ceiling(height, apart[0]), ceiling(width, apart[1])
 
-    def _divided(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Blocks, Way]:
+    def _divided(
+        self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]
+    ) -> tuple[Blocks, ColumnKind]:
         way = self._way(inputs, outputs, attrs)
-        divide = self._line_blocks if way is Way.LINES else self._blocks
+        divide = self._line_blocks if way is ColumnKind.LINES else self._blocks
         return divide(inputs, outputs, attrs), way
 
     def _blocks(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Blocks:
@@ -207,18 +209,18 @@ class Correlated:
 
     def _planes(
         self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], rows: int, columns: int
-    ) -> Planes:
+    ) -> LinePlanes:
         window, line = inputs[1].concrete[:2], LINE // outputs[0].dtype.itemsize
-        return Planes(*planes_of(rows, columns, window, self._steps(inputs, outputs, attrs), self.inverse, line))
+        return LinePlanes(*planes_of(rows, columns, window, self._steps(inputs, outputs, attrs), self.inverse, line))
 
-    def _way(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Way:
+    def _way(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> ColumnKind:
         groups, (tall, wide, _, _) = attrs["groups"], inputs[1].concrete
         if channels_apart(inputs[1], groups):
-            return Way.APART
+            return ColumnKind.APART
         blocks = self._line_blocks(inputs, outputs, attrs)
         places = blocks.rows * blocks.columns
         if places == 0 or inputs[0].size == 0:
-            return Way.CHANNELS
+            return ColumnKind.CHANNELS
         planes, steps = self._planes(inputs, outputs, attrs, *blocks[1:3]), self._steps(inputs, outputs, attrs)
         phases = steps.down * steps.across if self.inverse else 1
         computed = counted(blocks.rows, blocks.columns, planes, self._places_wide(outputs[0]))
@@ -231,4 +233,4 @@ class Correlated:
             planes.height * planes.width / (places * phases),
             computed / places,
         )
-        return Way.LINES if few else Way.CHANNELS
+        return ColumnKind.LINES if few else ColumnKind.CHANNELS

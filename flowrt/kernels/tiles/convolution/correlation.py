@@ -12,14 +12,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from flowrt.kernels.language.table import jitable
-from flowrt.kernels.tiles.convolution.correlated import Blocks, Kind
+from flowrt.kernels.tiles.convolution.correlated import Blocks, CorrelationKind
 from flowrt.kernels.tiles.convolution.lines import fill_planes, meet_lines, planes_of
-from flowrt.kernels.tiles.convolution.slabs import LINE, Steps, ceiling, fill_slab, reached, seen, spread_places
+from flowrt.kernels.tiles.convolution.slabs import LINE, WindowSteps, ceiling, fill_slab, reached, seen, spread_places
 from flowrt.kernels.tiles.micro import START_BIAS, START_ZERO, Tiles, call
 from flowrt.kernels.tiles.panels import address, band, pack, repeat_last
 
 
-class Memory(NamedTuple):
+class CorrelationMemory(NamedTuple):
     """A thread's own memory, as `Correlated.local` says it."""
 
     slab: Any
@@ -32,7 +32,7 @@ class Memory(NamedTuple):
     places: Any
 
 
-class Block(NamedTuple):
+class SlabBlock(NamedTuple):
     """Places that see one slab: of some images, some rows and columns of every phase."""
 
     image: int
@@ -43,7 +43,7 @@ class Block(NamedTuple):
     columns: int
 
 
-class Phase(NamedTuple):
+class TapPhase(NamedTuple):
     """The first place of a phase, the rows and columns a block has of it, the taps they see, and earlier phases see."""
 
     down: int
@@ -71,13 +71,13 @@ class Sight(NamedTuple):
 
 
 @jitable
-def terms_of(source: Any, steps: Steps) -> int:
+def terms_of(source: Any, steps: WindowSteps) -> int:
     """The channels that a column sums over."""
     return 1 if steps.groups == 0 else source.shape[3] // steps.groups
 
 
 @jitable
-def taps_of(window: Any, steps: Steps, phase: int, inverse: int, memory: Memory) -> tuple[int, int]:
+def taps_of(window: Any, steps: WindowSteps, phase: int, inverse: int, memory: CorrelationMemory) -> tuple[int, int]:
     """How many taps down and across the window places of a phase see; both are listed as `reached` does."""
     down, right = phase // steps.across, phase % steps.across
     tall = reached(window[0], steps.down, steps.spread_down, steps.top, down, inverse, memory.down)
@@ -85,18 +85,27 @@ def taps_of(window: Any, steps: Steps, phase: int, inverse: int, memory: Memory)
 
 
 @jitable
-def phase_of(number: int, block: Block, y: Any, taps: Any, before: int, steps: Steps, inverse: int) -> Phase:
+def phase_of(
+    number: int, block: SlabBlock, y: Any, taps: Any, before: int, steps: WindowSteps, inverse: int
+) -> TapPhase:
     """A phase of a block that sees so many ``taps``."""
     apart, _ = spread_places(steps, inverse)
     down, right = number // apart[1], number % apart[1]
     rows = min(block.rows, ceiling(y.shape[1] - down, apart[0]) - block.top)
     columns = min(block.columns, ceiling(y.shape[2] - right, apart[1]) - block.left)
-    return Phase(down, right, max(rows, 0), max(columns, 0), taps[0], taps[1], before)
+    return TapPhase(down, right, max(rows, 0), max(columns, 0), taps[0], taps[1], before)
 
 
 @jitable
 def look(
-    tiles: Tiles, source: Any, block: Block, window: Any, steps: Steps, inverse: int, plane: int, memory: Memory
+    tiles: Tiles,
+    source: Any,
+    block: SlabBlock,
+    window: Any,
+    steps: WindowSteps,
+    inverse: int,
+    plane: int,
+    memory: CorrelationMemory,
 ) -> Sight:
     """What a block sees, in the slab if some is padding.
 
@@ -122,7 +131,9 @@ def look(
 
 
 @jitable
-def list_places(table: Any, images: int, phase: Phase, sight: Sight, steps: Steps, inverse: int, y: Any) -> int:
+def list_places(
+    table: Any, images: int, phase: TapPhase, sight: Sight, steps: WindowSteps, inverse: int, y: Any
+) -> int:
     """A row of the table for every place; how many there are."""
     (apart, stride), half, r = spread_places(steps, inverse), table.size // 2, 0
     for n in range(images):
@@ -138,7 +149,9 @@ def list_places(table: Any, images: int, phase: Phase, sight: Sight, steps: Step
 
 
 @jitable
-def list_taps(phase: Phase, sight: Sight, steps: Steps, terms: int, columns: int, memory: Memory) -> Any:
+def list_taps(
+    phase: TapPhase, sight: Sight, steps: WindowSteps, terms: int, columns: int, memory: CorrelationMemory
+) -> Any:
     """Where every tap begins, from a place and in a panel; how many there are, their terms and the step between those.
 
     The taps of a row are one where they follow one another.
@@ -158,7 +171,7 @@ def list_taps(phase: Phase, sight: Sight, steps: Steps, terms: int, columns: int
 
 @jitable
 def pack_filters(
-    tiles: Tiles, filters: Any, packed: Any, memory: Memory, steps: Steps, inverse: int, units: Any
+    tiles: Tiles, filters: Any, packed: Any, memory: CorrelationMemory, steps: WindowSteps, inverse: int, units: Any
 ) -> None:
     """The filters' panels [begin, end), of every phase."""
     _, across, depth, outputs = filters.shape
@@ -186,15 +199,15 @@ def pack_filters(
 def meet_panels(
     tiles: Tiles,
     operands: Any,
-    block: Block,
-    phase: Phase,
+    block: SlabBlock,
+    phase: TapPhase,
     sight: Sight,
     rows: int,
     reach: Any,
     panels: Any,
-    steps: Steps,
-    memory: Memory,
-    kind: Kind,
+    steps: WindowSteps,
+    memory: CorrelationMemory,
+    kind: CorrelationKind,
 ) -> None:
     """A block's places of a phase meet the panels from the first of ``panels`` to the last one.
 
@@ -222,7 +235,14 @@ def meet_panels(
 
 @jitable
 def compute_panels(
-    tiles: Tiles, operands: Any, block: Block, panels: Any, window: Any, memory: Memory, steps: Steps, kind: Kind
+    tiles: Tiles,
+    operands: Any,
+    block: SlabBlock,
+    panels: Any,
+    window: Any,
+    memory: CorrelationMemory,
+    steps: WindowSteps,
+    kind: CorrelationKind,
 ) -> None:
     """What sees one slab, phase by phase."""
     source, _, _, y = operands
@@ -242,7 +262,13 @@ def compute_panels(
 
 @jitable
 def compute_lines(
-    tiles: Tiles, operands: Any, block: Block, window: Any, memory: Memory, steps: Steps, kind: Kind
+    tiles: Tiles,
+    operands: Any,
+    block: SlabBlock,
+    window: Any,
+    memory: CorrelationMemory,
+    steps: WindowSteps,
+    kind: CorrelationKind,
 ) -> None:
     """The same, of all panels, with places as columns: ``operands`` have the filters as they are."""
     source, _, _, y = operands
@@ -259,23 +285,33 @@ def compute_lines(
 
 
 @jitable
-def block_of(unit: int, down: int, left: int, blocks: Blocks, y: Any, sizes: Any) -> Block:
+def block_of(unit: int, down: int, left: int, blocks: Blocks, y: Any, sizes: Any) -> SlabBlock:
     """A block of the unit among so many ``down`` an image, from the column ``left`` on."""
     image, top = unit // down * blocks.images, unit % down * blocks.rows
     rows, columns = min(blocks.rows, sizes[0] - top), min(blocks.columns, sizes[1] - left)
-    return Block(image, min(blocks.images, y.shape[0] - image), top, rows, left, columns)
+    return SlabBlock(image, min(blocks.images, y.shape[0] - image), top, rows, left, columns)
 
 
 def pack_panels(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> None:
     """The step that packs filters, as `Correlated.packing` lays it out."""
-    memory, kind = Memory(*arrays[5:]), Kind(*words[11:])
-    pack_filters(Tiles(*tiles), arrays[1], arrays[4], memory, Steps(*words[:7]), kind.inverse, (begin, end))
+    memory, kind = CorrelationMemory(*arrays[5:]), CorrelationKind(*words[11:])
+    pack_filters(Tiles(*tiles), arrays[1], arrays[4], memory, WindowSteps(*words[:7]), kind.inverse, (begin, end))
 
 
 def correlate_panels(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> None:
     """The units [begin, end) of a convolution or its gradient for the images, with channels as columns."""
-    operands, window, memory = (arrays[0], arrays[4], arrays[2], arrays[3]), arrays[1].shape, Memory(*arrays[5:])
-    tools, steps, blocks, kind, y = Tiles(*tiles), Steps(*words[:7]), Blocks(*words[7:11]), Kind(*words[11:]), arrays[3]
+    operands, window, memory = (
+        (arrays[0], arrays[4], arrays[2], arrays[3]),
+        arrays[1].shape,
+        CorrelationMemory(*arrays[5:]),
+    )
+    tools, steps, blocks, kind, y = (
+        Tiles(*tiles),
+        WindowSteps(*words[:7]),
+        Blocks(*words[7:11]),
+        CorrelationKind(*words[11:]),
+        arrays[3],
+    )
     groups, (apart, _) = max(steps.groups, 1), spread_places(steps, kind.inverse)
     sizes = ceiling(y.shape[1], apart[0]), ceiling(y.shape[2], apart[1])
     panels = groups * ceiling(y.shape[3] // groups, tools.wide)
@@ -290,8 +326,18 @@ def correlate_panels(arrays: Any, words: Any, tiles: Any, begin: int, end: int) 
 
 def correlate_lines(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> None:
     """The same with places as columns: units are blocks of places."""
-    operands, window, memory = (arrays[0], arrays[1], arrays[2], arrays[3]), arrays[1].shape, Memory(*arrays[5:])
-    tools, steps, blocks, kind, y = Tiles(*tiles), Steps(*words[:7]), Blocks(*words[7:11]), Kind(*words[11:]), arrays[3]
+    operands, window, memory = (
+        (arrays[0], arrays[1], arrays[2], arrays[3]),
+        arrays[1].shape,
+        CorrelationMemory(*arrays[5:]),
+    )
+    tools, steps, blocks, kind, y = (
+        Tiles(*tiles),
+        WindowSteps(*words[:7]),
+        Blocks(*words[7:11]),
+        CorrelationKind(*words[11:]),
+        arrays[3],
+    )
     apart, _ = spread_places(steps, kind.inverse)
     sizes = ceiling(y.shape[1], apart[0]), ceiling(y.shape[2], apart[1])
     down = ceiling(sizes[0], blocks.rows)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, jitable
 from flowrt.kernels.tiles.convolution.slabs import (
-    Steps,
+    WindowSteps,
     ceiling,
     channels_apart,
     dense,
@@ -124,7 +124,7 @@ def line_of(share: int, columns: int) -> int:
     return line
 
 
-class Memory(NamedTuple):
+class FilterMemory(NamedTuple):
     """A thread's own memory, as `Summed.local` says it."""
 
     slab: Any
@@ -144,7 +144,7 @@ class Planes(NamedTuple):
     row: int
 
 
-class Piece(NamedTuple):
+class SummedPlaces(NamedTuple):
     """Places whose terms are summed at a time: the first image and row, how many images and rows."""
 
     image: int
@@ -154,7 +154,7 @@ class Piece(NamedTuple):
 
 
 @jitable
-def seen_sizes(rows: int, columns: int, window: Any, steps: Steps) -> tuple[int, int]:
+def seen_sizes(rows: int, columns: int, window: Any, steps: WindowSteps) -> tuple[int, int]:
     """Height and width of what so many rows and columns of places see."""
     height = (rows - 1) * steps.down + (window[0] - 1) * steps.spread_down + 1
     return height, (columns - 1) * steps.across + (window[1] - 1) * steps.spread_across + 1
@@ -170,7 +170,7 @@ def plane_of(channels: int, groups: int, columns: int) -> int:
 
 
 @jitable
-def planes_of(x: Any, dy: Any, window: Any, steps: Steps, blocks: Any, columns: int) -> Planes:
+def planes_of(x: Any, dy: Any, window: Any, steps: WindowSteps, blocks: Any, columns: int) -> Planes:
     """What windows see is copied if some is padding, or lies in several planes and most of it is read."""
     height, width = seen_sizes(dy.shape[1], dy.shape[2], window, steps)
     padded = steps.top > 0 or steps.left > 0 or width - steps.left > x.shape[2] or height - steps.top > x.shape[1]
@@ -189,7 +189,9 @@ def place_of(channel: int, planes: Planes) -> int:
 
 
 @jitable
-def look(tiles: Tiles, x: Any, piece: Piece, sizes: Any, planes: Planes, steps: Steps, slab: Any) -> tuple[int, int]:
+def look(
+    tiles: Tiles, x: Any, piece: SummedPlaces, sizes: Any, planes: Planes, steps: WindowSteps, slab: Any
+) -> tuple[int, int]:
     """Where what a piece sees begins, and the step between images. ``sizes`` are its height and width."""
     first = piece.top * steps.down - steps.top
     if planes.copied:
@@ -201,7 +203,7 @@ def look(tiles: Tiles, x: Any, piece: Piece, sizes: Any, planes: Planes, steps: 
 
 
 @jitable
-def list_filters(table: Any, window: Any, steps: Steps, planes: Planes, line: int) -> None:
+def list_filters(table: Any, window: Any, steps: WindowSteps, planes: Planes, line: int) -> None:
     """A row of the table for every tap and channel, whose sums are so long a line."""
     half, at = table.size // 2, 0
     for i in range(window[0]):
@@ -214,7 +216,7 @@ def list_filters(table: Any, window: Any, steps: Steps, planes: Planes, line: in
 
 
 @jitable
-def list_rows(piece: Piece, whole: int, planes: Planes, steps: Steps, panel: int, taps: Any) -> None:
+def list_rows(piece: SummedPlaces, whole: int, planes: Planes, steps: WindowSteps, panel: int, taps: Any) -> None:
     """A tap for every row of places: where it begins, and in the panel, where it has so many entries."""
     for n in range(piece.images):
         for i in range(piece.rows):
@@ -230,12 +232,12 @@ def meet_sums(
     dy: Any,
     sums: int,
     window: Any,
-    piece: Piece,
+    piece: SummedPlaces,
     sight: Any,
     planes: Planes,
     panels: Any,
-    steps: Steps,
-    memory: Memory,
+    steps: WindowSteps,
+    memory: FilterMemory,
 ) -> None:
     """A piece's terms of some panels' sums.
 
@@ -267,7 +269,7 @@ def sum_pieces(
     numbers: Any,
     panels: Any,
     planes: Planes,
-    memory: Memory,
+    memory: FilterMemory,
     how: Any,
 ) -> None:
     """The terms of the pieces of some ``numbers``."""
@@ -275,7 +277,7 @@ def sum_pieces(
     down = ceiling(dy.shape[1], blocks[1])
     for number in range(numbers[0], numbers[1]):
         image, top = number // down * blocks[0], number % down * blocks[1]
-        piece = Piece(image, top, min(blocks[0], dy.shape[0] - image), min(blocks[1], dy.shape[1] - top))
+        piece = SummedPlaces(image, top, min(blocks[0], dy.shape[0] - image), min(blocks[1], dy.shape[1] - top))
         sizes = seen_sizes(piece.rows, dy.shape[2], window, steps)
         sight = look(tiles, x, piece, sizes, planes, steps, memory.slab)
         meet_sums(tiles, x, dy, sums, window, piece, sight, planes, panels, steps, memory)
@@ -283,7 +285,15 @@ def sum_pieces(
 
 @jitable
 def sum_terms(
-    tiles: Tiles, x: Any, dy: Any, window: Any, parts: Any, memory: Memory, steps: Steps, blocks: Any, units: Any
+    tiles: Tiles,
+    x: Any,
+    dy: Any,
+    window: Any,
+    parts: Any,
+    memory: FilterMemory,
+    steps: WindowSteps,
+    blocks: Any,
+    units: Any,
 ) -> None:
     """The units [begin, end) of the filters' gradient: some panels of some parts."""
     outputs, columns, divided, length = dy.shape[3], tiles.wide, parts.shape[0], parts.shape[1]
@@ -312,8 +322,8 @@ def sum_terms(
 def sum_parts(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> None:
     """The first step of the gradient for the filters, as `Summed.terms` lays it out."""
     x, dy, _, y, parts = arrays[:5]
-    window, steps = (y.shape[0], y.shape[1], y.shape[2]), Steps(*words[:7])
-    sum_terms(Tiles(*tiles), x, dy, window, parts, Memory(*arrays[5:]), steps, words[7:], (begin, end))
+    window, steps = (y.shape[0], y.shape[1], y.shape[2]), WindowSteps(*words[:7])
+    sum_terms(Tiles(*tiles), x, dy, window, parts, FilterMemory(*arrays[5:]), steps, words[7:], (begin, end))
 
 
 def add_parts(y: Any, parts: Any, begin: int, end: int) -> None:

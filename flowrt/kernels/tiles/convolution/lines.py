@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from flowrt.kernels.language.table import jitable
-from flowrt.kernels.tiles.convolution.slabs import Steps, ceiling, seen
+from flowrt.kernels.tiles.convolution.slabs import WindowSteps, ceiling, seen
 from flowrt.kernels.tiles.micro import START_ZERO, Geometry, Tiles, call
 from flowrt.kernels.tiles.panels import address, repeat_last, tile_rows
 
-TURN = 0.7  # cycles that turning an entry around takes, as measured with AVX2
+TURN = 0.7  # cycles that transposing an entry around takes, as measured with AVX2
 WRITE = 1.0  # ... and putting one into its place
 STEP, NARROW_STEP = 0.5, 0.6  # ... and a vector's multiply-add, in tiles of all vectors and of half of them
 
@@ -27,7 +27,7 @@ def flattened(geometry: Geometry) -> Geometry:
     return replace(geometry, rows=3, fewer=2, vectors=4)
 
 
-class Planes(NamedTuple):
+class LinePlanes(NamedTuple):
     """What a block sees, channel by channel: its size, the parts of a plane, their size, and the step between planes.
 
     ``first`` and ``left`` are how far above and left of the block's first place it begins.
@@ -45,24 +45,26 @@ class Planes(NamedTuple):
 
 
 @jitable
-def planes_of(rows: int, columns: int, window: Any, steps: Steps, inverse: bool, line: int) -> Planes:
+def planes_of(rows: int, columns: int, window: Any, steps: WindowSteps, inverse: bool, line: int) -> LinePlanes:
     """The planes that so many places see; a step of an odd number of ``line`` entries spreads over a cache's sets."""
     first, height = seen(rows, window[0], steps.down, steps.spread_down, steps.top, inverse)
     left, width = seen(columns, window[1], steps.across, steps.spread_across, steps.left, inverse)
     down, across = (1, 1) if inverse else (steps.down, steps.across)
     tall, wide = ceiling(height, down), ceiling(width, across)
     step = (ceiling(down * across * tall * wide, line) | 1) * line
-    return Planes(first, left, height, width, down, across, tall, wide, step)
+    return LinePlanes(first, left, height, width, down, across, tall, wide, step)
 
 
 @jitable
-def counted(rows: int, columns: int, planes: Planes, wide: int) -> int:
+def counted(rows: int, columns: int, planes: LinePlanes, wide: int) -> int:
     """How many places are computed for a block of so many, in panels of ``wide``."""
     panels: int = ceiling((rows - 1) * planes.columns + columns, wide)
     return panels * wide
 
 
-def memory_needed(channels: int, results: int, places: tuple[int, int], planes: Planes, wide: int, lanes: int) -> int:
+def memory_needed(
+    channels: int, results: int, places: tuple[int, int], planes: LinePlanes, wide: int, lanes: int
+) -> int:
     """Entries of a slab: planes, one panel beyond the last, and results that lie likewise."""
     vectors: int = ceiling(channels, lanes)
     counts: int = counted(*places, planes, wide)
@@ -108,7 +110,7 @@ def turn_line(tiles: Tiles, x: Any, source: int, beside: int, target: int, step:
 
 
 @jitable
-def fill_planes(tiles: Tiles, x: Any, image: int, place: Any, planes: Planes, slab: int) -> None:
+def fill_planes(tiles: Tiles, x: Any, image: int, place: Any, planes: LinePlanes, slab: int) -> None:
     """What begins at ``place`` of an image, zeros around what it has, into the slab at an address."""
     (top, left), size, channels = place, tiles.size, x.shape[3]
     inside = left >= 0 and left + planes.width <= x.shape[2]
@@ -126,7 +128,7 @@ def fill_planes(tiles: Tiles, x: Any, image: int, place: Any, planes: Planes, sl
 
 
 @jitable
-def list_line_taps(filters: Any, reached: Any, planes: Planes, terms: int, inverse: bool, memory: Any) -> Any:
+def list_line_taps(filters: Any, reached: Any, planes: LinePlanes, terms: int, inverse: bool, memory: Any) -> Any:
     """Where every tap begins, in the filters and in a plane; how many there are, their terms and the steps of those.
 
     ``reached`` is how many taps down and across are seen. Where there are more of them across than channels, which in
@@ -188,8 +190,8 @@ def meet_lines(
     image: int,
     block: Any,
     phase: Any,
-    planes: Planes,
-    steps: Steps,
+    planes: LinePlanes,
+    steps: WindowSteps,
     memory: Any,
     kind: Any,
 ) -> None:

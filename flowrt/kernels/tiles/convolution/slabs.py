@@ -17,7 +17,7 @@ from flowrt.kernels.tiles.panels import address, duplicate
 LINE = 64  # bytes of a line of caches
 
 
-class Steps(NamedTuple):
+class WindowSteps(NamedTuple):
     """How a window goes over images. No ``groups``: every channel has a filter of its own, side by side."""
 
     down: int
@@ -45,15 +45,15 @@ def to_filters(inputs: Sequence[Spec], outputs: Sequence[Spec]) -> tuple[Spec, S
     return inputs[0], outputs[0], inputs[1]
 
 
-def steps_of(x: Spec, filters: Spec, attrs: Mapping[str, Any]) -> Steps:
+def steps_of(x: Spec, filters: Spec, attrs: Mapping[str, Any]) -> WindowSteps:
     """Strides, dilations and padding, each vertical and horizontal, and the number of groups."""
     sizes, window = x.concrete[1:3], filters.concrete[:2]
     down, across = sliding(sizes, window, attrs["strides"], attrs["dilations"], attrs["padding"])
     before = down.before or 0, across.before or 0
-    return Steps(down.stride, across.stride, down.dilation, across.dilation, *before, attrs["groups"])
+    return WindowSteps(down.stride, across.stride, down.dilation, across.dilation, *before, attrs["groups"])
 
 
-def tiled_steps(x: Spec, filters: Spec, attrs: Mapping[str, Any]) -> Steps:
+def tiled_steps(x: Spec, filters: Spec, attrs: Mapping[str, Any]) -> WindowSteps:
     """`steps_of` for register tiles: no groups where every channel has a filter of its own."""
     steps = steps_of(x, filters, attrs)
     return steps._replace(groups=0) if channels_apart(filters, steps.groups) else steps
@@ -85,7 +85,7 @@ def reached(window: int, stride: int, spread: int, before: int, phase: int, inve
 
 
 @jitable
-def spread_places(steps: Steps, inverse: bool) -> Any:
+def spread_places(steps: WindowSteps, inverse: bool) -> Any:
     """How far the places of a phase are apart, and how far apart in the source is what neighbours see."""
     return ((steps.down, steps.across), (1, 1)) if inverse else ((1, 1), (steps.down, steps.across))
 

@@ -1,7 +1,8 @@
 """Combining two numbers where the order of many does not matter, so that a loop over a row becomes one of vectors.
 
 A kernel calls these as plain functions; where it is compiled they become instructions that the compiler may reorder
-(`emit.folds`). How a row is folded then depends on the machine's vectors, never on who folds the rows beside it.
+(`emit.reductions`). How a row is reduced then depends on the machine's vectors, never on who reduces the rows beside
+it.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ def smaller_loosely(x: Any, y: Any) -> Any:
 
 @jitable
 def as_held(entry: Any, found: Any) -> Any:
-    """An entry, of the type that it is folded in."""
+    """An entry, of the type that it is reduced in."""
     return found.dtype.type(entry)
 
 
 @valueclass
-class Fold:
+class Reducer:
     """How two entries are combined: one after another, and along a row, where their order is free.
 
     ``singles(row, (address, count, address of the total))`` adds up a row of float32, if there is such a function.
@@ -55,9 +56,9 @@ class Fold:
     singles: Callable[..., Any] | None = None
 
 
-def along_row(fold: Fold) -> Callable[..., Any]:
+def along_row(reducer: Reducer) -> Callable[..., Any]:
     """``fold_along(row, begin, end, held, found)``: what is held, and a row's entries from ``begin`` to ``end``."""
-    combine, take = fold.in_row, fold.take
+    combine, take = reducer.in_row, reducer.take
 
     @jitable
     def one_by_one(row: Any, begin: int, end: int, held: Any, found: Any) -> Any:
@@ -65,20 +66,20 @@ def along_row(fold: Fold) -> Callable[..., Any]:
             held = combine(held, take(row[np.uint64(t)], found))
         return held
 
-    return one_by_one if fold.singles is None else _as_singles(fold.singles, one_by_one)
+    return one_by_one if reducer.singles is None else _as_singles(reducer.singles, one_by_one)
 
 
 def _as_singles(singles: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
     @jitable
-    def fold_along(row: Any, begin: int, end: int, held: Any, found: Any) -> Any:
+    def reduce_along(row: Any, begin: int, end: int, held: Any, found: Any) -> Any:
         if row.itemsize != 4 or row.dtype.type(0.5) == 0:  # no float32, as is known when it is compiled
             return others(row, begin, end, held, found)
         singles(row, (row.ctypes.data + begin * row.itemsize, end - begin, found.ctypes.data))
         return held + found[0, 0]
 
-    return fold_along
+    return reduce_along
 
 
-def fold_of_row(entry: Any) -> Any:
+def reduction_of_row(entry: Any) -> Any:
     """What stands for such a member's function: each of them makes of a single entry that entry."""
     return entry

@@ -1,4 +1,5 @@
-"""What `folds` come to in LLVM's terms: an operation marked as reorderable, or the operator itself for integers."""
+"""What `reductions` come to in LLVM's terms: an operation marked as reorderable, or the operator itself for
+integers."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from numba.extending import intrinsic, overload
 from numba.np import numpy_support
 
 from flowrt.kernels.emit.abi import INLINED, WORD
-from flowrt.kernels.language import folds
+from flowrt.kernels.language import reductions
 
 _LANES = 8
 _SINGLES, _DOUBLES = ir.VectorType(ir.FloatType(), _LANES), ir.VectorType(ir.DoubleType(), _LANES)
@@ -33,18 +34,18 @@ def _extreme(name: str, flags: tuple[str, ...] = ("nsz",)) -> Callable[[Any, Any
 
 
 OPERATIONS: dict[Callable[..., Any], tuple[Callable[[Any, Any], Any], Callable[..., Any]]] = {
-    folds.add_loosely: (lambda builder, args: builder.fadd(*args, flags=LOOSE), lambda x, y: x + y),
-    folds.multiply_loosely: (lambda builder, args: builder.fmul(*args, flags=LOOSE), lambda x, y: x * y),
-    folds.larger_loosely: (_extreme("llvm.maximum"), lambda x, y: x if x >= y else y),
-    folds.smaller_loosely: (_extreme("llvm.minimum"), lambda x, y: x if x <= y else y),
+    reductions.add_loosely: (lambda builder, args: builder.fadd(*args, flags=LOOSE), lambda x, y: x + y),
+    reductions.multiply_loosely: (lambda builder, args: builder.fmul(*args, flags=LOOSE), lambda x, y: x * y),
+    reductions.larger_loosely: (_extreme("llvm.maximum"), lambda x, y: x if x >= y else y),
+    reductions.smaller_loosely: (_extreme("llvm.minimum"), lambda x, y: x if x <= y else y),
 }
 
 
 @cache
-def bind_folds() -> None:
-    """Let compiled kernels call the folds."""
-    for fold, (build, exact) in OPERATIONS.items():
-        overload(fold, strict=False, jit_options=INLINED)(_chosen(_instruction(build), exact))
+def bind_reductions() -> None:
+    """Let compiled kernels call the reductions."""
+    for reduction, (build, exact) in OPERATIONS.items():
+        overload(reduction, strict=False, jit_options=INLINED)(_chosen(_instruction(build), exact))
 
 
 def _instruction(build: Callable[[Any, Any], Any]) -> Any:
@@ -65,8 +66,8 @@ def _chosen(instruction: Any, exact: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Folding:
-    """How values of Numba's type ``kind`` are folded into a total of type ``held``, by the op of that name."""
+class Reducing:
+    """How values of Numba's type ``kind`` are reduced into a total of type ``held``, by the op of that name."""
 
     op: str
     kind: Any
@@ -113,8 +114,8 @@ def _extreme_of(op: str, kind: Any, in_row: bool) -> Callable[[Any, Any, Any], A
 
 
 def _apart(name: str) -> Callable[[Any, Any, Any], Any]:
-    """A fold of two floats beside others: LLVM has vectors of ``llvm.maximum`` only to fold rows with, and would write
-    what it takes for one of the two by a masked store.
+    """A reduction of two floats beside others: LLVM has vectors of ``llvm.maximum`` only to reduce rows with, and would
+    write what it takes for one of the two by a masked store.
     """
     choose = _extreme(name, ("nnan", "nsz"))
 
@@ -149,8 +150,8 @@ def no_lanes(builder: Any) -> Any:
 def add_groups(builder: Any, singles: Any, many: Any, lanes: Any) -> None:
     """Add the whole groups among ``many`` float32 to the ``lanes``."""
     groups = builder.udiv(many, GROUP)
-    with cgutils.for_range(builder, groups) as turn:
-        start = builder.gep(singles, [builder.mul(turn.index, GROUP)])
+    with cgutils.for_range(builder, groups) as iteration:
+        start = builder.gep(singles, [builder.mul(iteration.index, GROUP)])
         places = [builder.gep(start, [ir.Constant(WORD, n * _LANES)]) for n in range(4)]
         a, b, c, d = (builder.load(builder.bitcast(place, _SINGLES.as_pointer()), align=4) for place in places)
         added = builder.fadd(builder.fadd(a, b), builder.fadd(c, d))

@@ -1,4 +1,4 @@
-"""Folds that a group of elementwise nodes may end in: which they are, and sums to a shape as sums over axes."""
+"""Reductions that a group of elementwise nodes may end in: which they are, and sums to a shape as sums over axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
 
 
-def is_fold(step: StepGraph, node: StepNode) -> bool:
+def is_reduction(step: StepGraph, node: StepNode) -> bool:
     """Whether ``node`` makes one of many entries of a tensor whose rank is known."""
     if node.op.traits.reduction is None:
         return False
@@ -40,7 +40,7 @@ def _plainer(step: StepGraph, node: StepNode) -> StepNode:
 
 
 def _of_one(step: StepGraph, node: StepNode) -> StepNode:
-    """A fold over axes of size 1 as the other shape that it is."""
+    """A reduction over axes of size 1 as the other shape that it is."""
     taken = step.spec(node.inputs[0])
     if taken.dims is None or taken.dtype != node.outputs[0].dtype:
         return node

@@ -1,7 +1,7 @@
 """How many turns a loop takes whose condition does nothing but compare a counter with a number.
 
 Law: what is told holds in every run of the step. A counter is an integer scalar that begins as a constant, that each
-turn adds a constant to, and that leaves its dtype's range in no turn. Such a loop has a limit in place of its
+iteration adds a constant to, and that leaves its dtype's range in no iteration. Such a loop has a limit in place of its
 condition, so that what it stacks, as its gradient needs it to, has a length that is known before it runs. Inside a
 body, which may not be run at all, a loop that would stack much is left as it is: memory for what is known is taken in
 any case.
@@ -28,19 +28,19 @@ MOST_STACKED = 16 << 20
 """Bytes that a loop inside a body may stack."""
 
 
-def count_turns(step: StepGraph, *, inside: bool = False) -> StepGraph:
+def count_iterations(step: StepGraph, *, inside: bool = False) -> StepGraph:
     """``step``, or one ``inside`` a body, whose loops have a limit for a condition where that says as much."""
     found: dict[int, StepNode] = {}
     for node in step.nodes.values():
-        turns = _known_turns(step, node)
-        if turns is not None and not (inside and _stacked_bytes(node, turns) > MOST_STACKED):
-            found[node.id] = replace(node, attrs={**node.attrs, "cond": None, "limit": turns})
+        iterations = _known_iterations(step, node)
+        if iterations is not None and not (inside and _stacked_bytes(node, iterations) > MOST_STACKED):
+            found[node.id] = replace(node, attrs={**node.attrs, "cond": None, "limit": iterations})
     return replace(step, nodes={**step.nodes, **found}) if found else step
 
 
-def _stacked_bytes(node: StepNode, turns: int) -> float:
+def _stacked_bytes(node: StepNode, iterations: int) -> float:
     carried: Any = node.attrs["carried"]
-    return turns * sum(_row_bytes(spec) for spec in node.outputs[carried + 1 :])
+    return iterations * sum(_row_bytes(spec) for spec in node.outputs[carried + 1 :])
 
 
 def _row_bytes(stack: Spec) -> float:
@@ -48,7 +48,7 @@ def _row_bytes(stack: Spec) -> float:
     return math.inf if None in row else math.prod(n or 0 for n in row) * stack.dtype.itemsize
 
 
-def _known_turns(step: StepGraph, node: StepNode) -> int | None:
+def _known_iterations(step: StepGraph, node: StepNode) -> int | None:
     attrs: Any = node.attrs
     if node.op.name != "loop" or attrs["cond"] is None or attrs["limit"] is not None or attrs["counted"]:
         return None
@@ -65,13 +65,13 @@ def _known_turns(step: StepGraph, node: StepNode) -> int | None:
     limit = _number(step, node, test, bound, attrs["scanned"])
     if first is None or step_by is None or limit is None:
         return None
-    turns, held = _turns(name, first, step_by, limit), np.iinfo(test.feeds[counter].spec.dtype)
-    if turns is None or turns > np.iinfo(np.int64).max:
+    iterations, held = _iterations(name, first, step_by, limit), np.iinfo(test.feeds[counter].spec.dtype)
+    if iterations is None or iterations > np.iinfo(np.int64).max:
         return None
-    return turns if held.min <= first + turns * step_by <= held.max else None
+    return iterations if held.min <= first + iterations * step_by <= held.max else None
 
 
-def _turns(name: str, first: int, step: int, limit: int) -> int | None:
+def _iterations(name: str, first: int, step: int, limit: int) -> int | None:
     """How often ``first``, growing by ``step``, compares so with ``limit`` until it fails; None where it never does."""
     if name.startswith("greater"):
         first, step, limit = -first, -step, -limit
@@ -83,7 +83,7 @@ def _turns(name: str, first: int, step: int, limit: int) -> int | None:
 
 
 def _step_of(step: StepGraph, node: StepNode, body: Plan, counter: int) -> int | None:
-    """What a turn adds to the counter."""
+    """What an iteration adds to the counter."""
     maker = _maker(body, body.fetches[counter])
     if maker is None or maker.op not in ("add", "subtract") or counter not in maker.inputs:
         return None
@@ -95,8 +95,8 @@ def _step_of(step: StepGraph, node: StepNode, body: Plan, counter: int) -> int |
 
 
 def _number(step: StepGraph, node: StepNode, body: Plan, value: int, skipped: int) -> int | None:
-    """The integer scalar that a value of a body is in every turn; its feeds lack so many of the loop's inputs, between
-    what is carried and what is captured."""
+    """The integer scalar that a value of a body is in every iteration; its feeds lack so many of the loop's inputs,
+    between what is carried and what is captured."""
     if value < len(body.feeds):
         carried: Any = node.attrs["carried"]
         return None if value < carried else _constant(step, node, value + skipped)

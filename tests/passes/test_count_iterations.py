@@ -1,4 +1,4 @@
-"""Loops whose condition only compares a counter: their turns are counted ahead, and only where that is sure."""
+"""Loops whose condition only compares a counter: their iterations are counted ahead, and only where that is sure."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def limits(graph: fr.Graph, fetch: Any, feeds: list[Any]) -> list[int | None]:
 
 def by_hand(name: str, dtype: str, start: int, step: int, bound: int) -> int | None:
     """The turns that NumPy takes, None where they are more than 300 or where the counter wraps."""
-    value, turns = start, 0
+    value, iterations = start, 0
     while {"less": value < bound, "less_equal": value <= bound, "greater": value > bound}.get(name, value >= bound):
-        value, turns = value + step, turns + 1
-        if turns > 300 or not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        value, iterations = value + step, iterations + 1
+        if iterations > 300 or not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
             return None
-    return turns
+    return iterations
 
 
 def counting(name: str, first: Any, by: Any, bound: Any, swapped: bool, subtracted: bool) -> Any:
-    """The turns of a loop that counts, as a tensor."""
+    """The iterations of a loop that counts, as a tensor."""
     test = COMPARE[{"l": name.replace("less", "greater"), "g": name.replace("greater", "less")}[name[0]]]
     last = fr.while_loop(
         lambda i: test(bound, i) if swapped else COMPARE[name](i, bound),
@@ -46,7 +46,7 @@ def counting(name: str, first: Any, by: Any, bound: Any, swapped: bool, subtract
     return last.op.outputs[1]
 
 
-def test_turns_are_counted_as_they_are_taken() -> None:
+def test_iterations_are_counted_as_they_are_taken() -> None:
     rng = random.Random(20)
     counted = 0
     for number in range(120):
@@ -55,8 +55,8 @@ def test_turns_are_counted_as_they_are_taken() -> None:
         swapped, subtracted = rng.random() < 0.5, rng.random() < 0.5
         with fr.Graph() as graph:
             numbers = [np.asarray(n, dtype) for n in (start, -step if subtracted else step, bound)]
-            turns = counting(name, *numbers, swapped, subtracted)
-        (limit,) = limits(graph, turns, [])
+            iterations = counting(name, *numbers, swapped, subtracted)
+        (limit,) = limits(graph, iterations, [])
         case = f"case {number}: {name} {dtype} {start} {step} {bound} {swapped} {subtracted}"
         wanted = by_hand(name, dtype, start, step, bound)
         assert limit == wanted if wanted is not None else limit is None or limit > 300, case
@@ -64,7 +64,7 @@ def test_turns_are_counted_as_they_are_taken() -> None:
     assert counted > 40
 
 
-def test_nothing_is_counted_where_a_step_or_a_turn_may_decide_otherwise() -> None:
+def test_nothing_is_counted_where_a_step_or_an_iteration_may_decide_otherwise() -> None:
     with fr.Graph() as graph:
         n, start, x = fr.constant(5), fr.constant(0), fr.placeholder("int64", ())
 
@@ -90,8 +90,8 @@ def test_nothing_is_counted_where_a_step_or_a_turn_may_decide_otherwise() -> Non
         assert [int(session.run(plain, feeds)) for feeds in ({}, {n: 9}, {start: 7}, {n: -1})] == [5, 9, 7, 0]
 
 
-@pytest.mark.parametrize("turns", [0, 1, 7])
-async def test_gradients_through_counted_loops_are_those_of_loops_that_only_a_value_ends(turns: int) -> None:
+@pytest.mark.parametrize("iterations", [0, 1, 7])
+async def test_gradients_through_counted_loops_are_those_of_loops_that_only_a_value_ends(iterations: int) -> None:
     with fr.Graph() as graph:
         x, n = fr.placeholder("float64", (3,)), fr.placeholder("int64", ())
 
@@ -103,8 +103,8 @@ async def test_gradients_through_counted_loops_are_those_of_loops_that_only_a_va
             last = fr.while_loop(lambda i, y: i < end, body, (np.int64(0), x))[1]
             return fr.sum(last * last), fr.gradients([fr.sum(last * last)], [x])[0]
 
-        fetches = [*both(np.int64(turns), np.int64(2)), *both(n, n - turns + 2)]
-    fed = {x: np.array([0.3, -0.7, 1.1]), n: np.int64(turns)}
+        fetches = [*both(np.int64(iterations), np.int64(2)), *both(n, n - iterations + 2)]
+    fed = {x: np.array([0.3, -0.7, 1.1]), n: np.int64(iterations)}
     for tapes in (True, False):
         async with fr.Session(graph, options=fr.Options(tapes=tapes, threads=1)) as session:
             value, slope, other_value, other_slope = await session.run(fetches, fed)
@@ -112,7 +112,7 @@ async def test_gradients_through_counted_loops_are_those_of_loops_that_only_a_va
         np.testing.assert_allclose(slope, other_slope, rtol=1e-12)
 
 
-def test_a_loop_that_may_not_run_takes_no_memory_for_all_its_turns() -> None:
+def test_a_loop_that_may_not_run_takes_no_memory_for_all_its_iterations() -> None:
     with fr.Graph() as graph:
         chosen, x = fr.placeholder("bool", ()), fr.placeholder("float64", ())
 
@@ -124,7 +124,7 @@ def test_a_loop_that_may_not_run_takes_no_memory_for_all_its_turns() -> None:
         assert session.run(slope, {chosen: False, x: 1.0}) == 2
 
 
-def test_more_turns_than_a_word_holds_are_not_counted() -> None:
+def test_more_iterations_than_a_word_holds_are_not_counted() -> None:
     last = 2**63 - 1
     with fr.Graph() as graph:
         ends = fr.while_loop(lambda i: i < last, lambda i: i + 1, fr.constant(-last - 1))

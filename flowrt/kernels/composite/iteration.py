@@ -1,8 +1,8 @@
-"""What a turn of a loop of scalars computes: expressions, lanes, lookups and loops inside, one after another.
+"""What an iteration of a loop of scalars computes: expressions, lanes, lookups and loops inside, one after another.
 
-Law: pure data, told apart by what it holds. A turn's values are numbered: its inputs first, then what each part makes:
-an expression the result of every member, lanes those of every member lane by lane, a lookup what it found, a loop
-inside what it carried last and how many turns it took.
+Law: pure data, told apart by what it holds. An iteration's values are numbered: its inputs first, then what each part
+makes: an expression the result of every member, lanes those of every member lane by lane, a lookup what it found, a
+loop inside what it carried last and how many turns it took.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST_LANES = 8
 
 
 @valueclass
-class Lanes:
+class LaneValues:
     """An expression of ``count`` entries alike: for each input the values it takes lane by lane, or the one of all."""
 
     expression: Expression
@@ -37,13 +37,13 @@ class Lanes:
 
 @valueclass
 class InnerLoop:
-    """A loop inside a turn, which names that turn's values by their numbers.
+    """A loop inside an iteration, which names that iteration's values by their numbers.
 
-    It takes at most ``limit`` turns and the value ``count`` of them, and none where the value ``guard`` is false.
+    It takes at most ``limit`` iterations and the value ``count`` of them, and none where the value ``guard`` is false.
     """
 
-    cond: Turn | None
-    body: Turn
+    cond: ScalarIteration | None
+    body: ScalarIteration
     first: tuple[int, ...]
     captured: tuple[int, ...]
     limit: int | None
@@ -58,7 +58,8 @@ class InnerLoop:
 
 @valueclass
 class Lookup:
-    """Entries of a table, read at the value ``index`` by that turn's values: those at ``offsets`` from row ``index``.
+    """Entries of a table, read at the value ``index`` by that iteration's values: those at ``offsets`` from row
+    ``index``.
 
     The value ``table`` is the address of the table, ``size`` how many rows it has, ``pitch`` entries apart; or the
     values ``entries`` are the table. An index below 0 counts from the end, and the least int64 reads 0. One that is out
@@ -96,11 +97,11 @@ class Lookup:
         )
 
 
-Part: TypeAlias = "Expression | Lanes | Lookup | InnerLoop"
+Part: TypeAlias = "Expression | LaneValues | Lookup | InnerLoop"
 
 
 @valueclass
-class Turn:
+class ScalarIteration:
     """The body or the condition of a loop of scalars; ``results`` are the numbers of what it answers."""
 
     inputs: tuple[np.dtype[Any], ...]
@@ -123,7 +124,8 @@ class Turn:
 
     @property
     def depth(self) -> int:
-        """How many loops around a lookup there are at most, the turn's own included; 0 where there is no lookup."""
+        """How many loops around a lookup there are at most, the iteration's own included; 0 where there is no
+        lookup."""
         return max((_depth(part) for part in self.parts), default=0)
 
 
@@ -135,20 +137,22 @@ def _depth(part: Part) -> int:
 
 
 def made_by(part: Part) -> tuple[np.dtype[Any], ...]:
-    """The dtypes of the values that a part of a turn makes."""
+    """The dtypes of the values that a part of an iteration makes."""
     if isinstance(part, Expression):
         return tuple(member.dtype for member in part.members)
-    if isinstance(part, Lanes):
+    if isinstance(part, LaneValues):
         return tuple(member.dtype for member in part.expression.members for _ in range(part.count))
     if isinstance(part, Lookup):
         return (part.dtype,) * len(part.offsets)
     return (*part.body.answers, np.dtype(np.int64))
 
 
-def make_turn(
-    inputs: Sequence[Any], parts: Sequence[Sequence[PlainMember] | Lanes | Lookup | InnerLoop], results: Sequence[int]
-) -> Turn:
-    """The turn of these parts, whose expressions are lists of members.
+def make_iteration(
+    inputs: Sequence[Any],
+    parts: Sequence[Sequence[PlainMember] | LaneValues | Lookup | InnerLoop],
+    results: Sequence[int],
+) -> ScalarIteration:
+    """The iteration of these parts, whose expressions are lists of members.
 
     Raises `GraphError` where a member is none of scalars, or where a value is used that does not come before.
     """
@@ -161,7 +165,7 @@ def make_turn(
         elif isinstance(part, Lookup):
             _check_lookup(part, known)
             made.append(part)
-        elif isinstance(part, Lanes):
+        elif isinstance(part, LaneValues):
             _check_lanes(part, known)
             made.append(part)
         else:
@@ -170,27 +174,27 @@ def make_turn(
         known += made_by(made[-1])
     if any(not 0 <= i < len(known) for i in results):
         raise GraphError(f"a turn of {len(known)} values cannot answer {tuple(results)}")
-    return Turn(known[: len(inputs)], tuple(made), tuple(results))
+    return ScalarIteration(known[: len(inputs)], tuple(made), tuple(results))
 
 
 def _check(loop: InnerLoop, known: int) -> None:
     if any(not 0 <= i < known for i in loop.taken):
         raise GraphError(f"a loop inside a turn takes values {loop.taken}, of which only {known} come before")
     taken = len(loop.first) + len(loop.captured)
-    for turn, answers in ((loop.body, len(loop.first)), (loop.cond, 1)):
-        if turn is not None and (len(turn.inputs) != taken or len(turn.results) != answers):
+    for iteration, answers in ((loop.body, len(loop.first)), (loop.cond, 1)):
+        if iteration is not None and (len(iteration.inputs) != taken or len(iteration.results) != answers):
             raise GraphError(f"a loop that carries {len(loop.first)} of {taken} values does not fit its bodies")
 
 
 def make_lanes(
     inputs: Sequence[Any], members: Sequence[PlainMember], taken: Sequence[Sequence[int]], count: int
-) -> Lanes:
+) -> LaneValues:
     """Entries alike, which answer every member. Raises `GraphError` where one is none of scalars."""
     numbers = tuple(range(len(inputs), len(inputs) + len(members)))
-    return Lanes(express(tuple(inputs), tuple(members), numbers), tuple(map(tuple, taken)), count)
+    return LaneValues(express(tuple(inputs), tuple(members), numbers), tuple(map(tuple, taken)), count)
 
 
-def _check_lanes(lanes: Lanes, known: Sequence[np.dtype[Any]]) -> None:
+def _check_lanes(lanes: LaneValues, known: Sequence[np.dtype[Any]]) -> None:
     for dtype, taken in zip(lanes.expression.inputs, lanes.taken, strict=True):
         if len(taken) not in (1, lanes.count) or any(not 0 <= i < len(known) or known[i] != dtype for i in taken):
             raise GraphError(f"{lanes.count} lanes of {dtype} cannot be of the values {taken}")
@@ -205,35 +209,35 @@ def _check_lookup(lookup: Lookup, known: Sequence[np.dtype[Any]]) -> None:
         raise GraphError(f"a lookup of {lookup.dtype} in entries of other dtypes")
 
 
-def plain_turn(turn: Turn | None) -> Any:
-    """The turn as lists of numbers and names; see `read_turn`."""
-    if turn is None:
+def plain_iteration(iteration: ScalarIteration | None) -> Any:
+    """The iteration as lists of numbers and names; see `read_turn`."""
+    if iteration is None:
         return None
-    return [[d.name for d in turn.inputs], [_plain_part(part) for part in turn.parts], turn.results]
+    return [[d.name for d in iteration.inputs], [_plain_part(part) for part in iteration.parts], iteration.results]
 
 
 def _plain_part(part: Part) -> list[Any]:
     if isinstance(part, Expression):
         return [[m.op, m.operands, m.dtype.name] for m in part.members]
-    if isinstance(part, Lanes):
+    if isinstance(part, LaneValues):
         members = [[m.op, m.operands, m.dtype.name] for m in part.expression.members]
         return ["lanes", [d.name for d in part.expression.inputs], members, part.taken, part.count]
     if isinstance(part, Lookup):
         place = [part.table, part.size, part.index, part.guard, part.pitch]
         return ["lookup", *place, part.offsets, part.dtype.name, part.number, part.entries]
-    bodies = [plain_turn(part.cond), plain_turn(part.body)]
+    bodies = [plain_iteration(part.cond), plain_iteration(part.body)]
     return ["loop", *bodies, part.first, part.captured, part.limit, part.count, part.guard]
 
 
-def read_turn(plain: Any) -> Turn | None:
+def read_iteration(plain: Any) -> ScalarIteration | None:
     """The turn that was written so. Raises as `make_turn` does."""
     if plain is None:
         return None
     inputs, parts, results = plain
-    return make_turn(inputs, [_read_part(part) for part in parts], results)
+    return make_iteration(inputs, [_read_part(part) for part in parts], results)
 
 
-def _read_part(plain: Any) -> list[PlainMember] | Lanes | Lookup | InnerLoop:
+def _read_part(plain: Any) -> list[PlainMember] | LaneValues | Lookup | InnerLoop:
     if plain[0] == "lanes":
         inputs, members, taken, count = plain[1:]
         return make_lanes(inputs, [(op, tuple(operands), dtype) for op, operands, dtype in members], taken, count)
@@ -243,7 +247,7 @@ def _read_part(plain: Any) -> list[PlainMember] | Lanes | Lookup | InnerLoop:
     if plain[0] != "loop":
         return [(op, tuple(operands), dtype) for op, operands, dtype in plain]
     cond, body, first, captured, *rest = plain[1:]
-    inside = read_turn(body)
+    inside = read_iteration(body)
     if inside is None:
         raise GraphError("a loop inside a turn has no body")
-    return InnerLoop(read_turn(cond), inside, tuple(first), tuple(captured), *rest)
+    return InnerLoop(read_iteration(cond), inside, tuple(first), tuple(captured), *rest)
