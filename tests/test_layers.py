@@ -73,7 +73,7 @@ MAY_IMPORT = {
     "graph": [*FLOOR, "op", "operators"],
     "typed": [*FLOOR, "op", "graph"],
     "subgraph": [*FLOOR, "op", "graph"],
-    "ops": [*FLOOR, "op", "operators", "graph", "typed", "subgraph", "ops", "structure"],
+    "ops": [*FLOOR, "op", "operators", "graph", "typed", "subgraph", "ops"],
     "gradients": [*FLOOR, "op", "graph", "subgraph", "ops"],
     "passes": [*FLOOR, "op", "graph", "subgraph", "ops", "gradients", "passes"],
     "progress": FLOOR,
@@ -117,7 +117,7 @@ ROOMS = [
         "sched/server",
         "sched/runs",
     ],
-    ["base", "op", "operators", "graph", "structure", "cluster", "session", "train"],
+    ["base", "op", "operators", "graph", "ops/structure", "cluster", "session", "train"],
     ["base", "cluster", "launch"],
 ]
 MOST_FILES = 20  # in a room

@@ -21,7 +21,7 @@ from flowrt.base.spec import Spec, spec_of
 from flowrt.base.valueclass import valueclass
 from flowrt.graph import Node, Tensor, current_scope, scoped
 from flowrt.op import as_value, building, lookup
-from flowrt.structure import Structure, flatten
+from flowrt.ops.structure import Structure, flatten
 from flowrt.subgraph import Subgraph
 
 if TYPE_CHECKING:

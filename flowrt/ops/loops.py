@@ -34,7 +34,7 @@ from flowrt.ops.body import (
 from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loop
 from flowrt.ops.elementwise import add, astype
 from flowrt.ops.source import constant
-from flowrt.structure import LEAF, Structure, flatten
+from flowrt.ops.structure import LEAF, Structure, flatten
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Shape

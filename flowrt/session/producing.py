@@ -25,8 +25,8 @@ from flowrt.base.plain import shortened
 from flowrt.base.tracebacks import brief
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
+from flowrt.ops.structure import LEAF
 from flowrt.session.step import Step
-from flowrt.structure import LEAF
 
 if TYPE_CHECKING:
     from types import TracebackType

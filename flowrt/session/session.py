@@ -35,6 +35,7 @@ from flowrt.graph import Graph, Node, Tensor
 from flowrt.misuse import AsyncOnly, standing
 from flowrt.op import as_value
 from flowrt.operators import Operators
+from flowrt.ops.structure import Structure, flatten
 from flowrt.passes.prune import placeholders_of
 from flowrt.placement import Rules
 from flowrt.progress import Activity
@@ -48,7 +49,6 @@ from flowrt.session.producing import Failures, Producing, why_closed
 from flowrt.session.resting import Rests
 from flowrt.session.runners import LocalRunner, Runner
 from flowrt.session.step import YIELD_EVERY, AwaitedRun, CompiledStep, Step
-from flowrt.structure import Structure, flatten
 
 if TYPE_CHECKING:
     from os import PathLike

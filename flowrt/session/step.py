@@ -23,10 +23,10 @@ from flowrt.base.traits import writes
 from flowrt.base.valueclass import valueclass
 from flowrt.graph import Tensor
 from flowrt.kernels.run.direct import Direct
+from flowrt.ops.structure import LEAF, Structure
 from flowrt.progress import Activity
 from flowrt.session.feeds import as_feed
 from flowrt.session.runners import Registered, Runner, compile_for
-from flowrt.structure import LEAF, Structure
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph

@@ -15,8 +15,8 @@ from flowrt.ledger import Ledger
 from flowrt.op import as_value, building
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import variables_from
+from flowrt.ops.structure import flatten
 from flowrt.session.awaited import awaited_session
-from flowrt.structure import flatten
 from flowrt.train.batches import check_names
 from flowrt.train.reads import check_source
 from flowrt.train.replay import Replay
