@@ -159,7 +159,7 @@ class Steps:
             reads = what_replicas_read(trainer, batches) if isinstance(batches, Source) else {}
             while trainer in session._iterating:
                 await session._iterating[trainer]()
-            self._ledger = open_ledger(self._trainer, self._session, self._ledger_path)
+            self._ledger = self._open_ledger()
             session._iterating[trainer] = self.end
             self._supply = self._supply_of(batches, runner)
             self._supply.ledger = self._ledger
@@ -174,6 +174,9 @@ class Steps:
         except BaseException as error:
             shorten(error)
             raise
+
+    def _open_ledger(self) -> Writer | None:
+        return open_ledger(self._trainer, self._session, self._ledger_path)
 
     def _policy_at(self, version: int) -> Policy:
         """What decides about the versions from ``version`` on."""

@@ -69,6 +69,7 @@ async def test_a_history_of_one_process_is_trained_again_from_its_begin_and_from
             rest = [report.kept async for report in trainer.replay(session, fr.Ledger(path), batches())]
             assert first + rest == kept
             assert await state(session, graph) == expected
+        assert not [*(tmp_path / late).glob("*.ledger")]  # what happens again is written down already
 
 
 @pytest.mark.timeout(120)

@@ -44,11 +44,6 @@ def restore() -> None:
         _before.clear()
 
 
-def pool_threads() -> dict[str, int]:
-    """How many threads each package's library uses now, where it is loaded."""
-    return {package: _function(library, "get", package)() for package, library in _libraries().items()}
-
-
 def _libraries() -> dict[str, Any]:
     """The libraries that this process has loaded, by package."""
     homes = {Path(sys.modules[name].__file__ or "").parent.parent for name in _PACKAGES if name in sys.modules}

@@ -237,9 +237,6 @@ class Iterations:
             left = replace(left, client="")
         return (*versions, left_to_data(left))
 
-    def _going_servers(self) -> list[Server]:
-        return [server for server in self._servers.values() if not server.over]
-
     async def _hash(self, names: frozenset[tuple[str, str]]) -> bytes:
         """A hash of the values of variables; nothing where one has none."""
         variables, known = self._host.variables, self._host.inventory()

@@ -9,8 +9,6 @@ The book must not know versions or who is alive: that is the coordinator's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from flowrt.base.errors import InternalError
 from flowrt.base.valueclass import put, replace, stateclass
 
@@ -51,13 +49,6 @@ class Book:
     def give(self, replica: int, total: int) -> Book:
         """Note that ``replica`` has been given its first ``total`` batches. Fewer change nothing."""
         return self if total <= self.given[replica] else replace(self, given=put(self.given, replica, total))
-
-    def give_all(self, totals: Mapping[int, int]) -> Book:
-        """`give` for several: ``totals`` says by replica how many each has been given."""
-        given = list(self.given)
-        for replica, total in totals.items():
-            given[replica] = max(given[replica], total)
-        return replace(self, given=tuple(given))
 
     def spend(self, *replicas: int) -> Book:
         """Spend the next batch of each of ``replicas``. Raises `InternalError` where none waits."""
