@@ -31,36 +31,49 @@ from machine import describe  # noqa: E402
 import flowrt as fr  # noqa: E402
 
 VARIABLES = 4
+WIDTH, COUNT = 64, 32  # of a table: numbers in a row, and rows that a step moves
 STALL = 1.0  # seconds that a server's death may cost
-INPUTS = {"x": fr.Spec("float32", (None, 1))}
+INPUTS, ROWS = {"x": fr.Spec("float32", (None, 1))}, {"rows": fr.Spec("int32", (None,))}
 
 
-def build(size: int, servers: int, copies: int, policy: fr.train.Policy, replicas: int) -> Any:
-    """A trainer whose gradients are ones, so that a variable tells how often it was moved."""
+def build(size: int, servers: int, copies: int, policy: fr.train.Policy, replicas: int, table: bool = False) -> Any:
+    """A trainer whose gradients are ones, so that a variable tells how often it was moved, and what tells that.
+
+    Of a ``table`` that is so of the first rows, and no others are moved.
+    """
 
     def loss_fn(inputs: dict[str, fr.Tensor]) -> Any:
         x = fr.mean(inputs["x"])
         variables = [fr.Variable(np.zeros((size,), np.float32), name=f"v{i}") for i in range(VARIABLES)]
         return sum((fr.sum(v * x) for v in variables[1:]), fr.sum(variables[0] * x))
 
+    def loss_of_rows(inputs: dict[str, fr.Tensor]) -> Any:
+        tables = [fr.Variable(fr.zeros((size // WIDTH, WIDTH)), name=f"v{i}") for i in range(VARIABLES)]
+        return fr.add_n([fr.sum(fr.nn.embedding_lookup(each, inputs["rows"])) for each in tables])
+
     with fr.Graph() as graph:
-        trainer = fr.train.Replicated(
-            loss_fn, INPUTS, fr.optim.Momentum(1.0, 0.0), replicas, policy, servers=servers, copies=copies
-        )
-    return graph, trainer
+        optimizer = fr.optim.SGD(1.0) if table else fr.optim.Momentum(1.0, 0.0)
+        loss, inputs = (loss_of_rows, ROWS) if table else (loss_fn, INPUTS)
+        trainer = fr.train.Replicated(loss, inputs, optimizer, replicas, policy, servers=servers, copies=copies)
+        moved = trainer.variables
+        if table:
+            moved = [fr.nn.embedding_lookup(each, np.arange(COUNT, dtype=np.int32)) for each in moved]
+    return graph, trainer, moved
 
 
-def batches() -> Iterator[dict[str, Any]]:
+def batches(table: bool = False) -> Iterator[dict[str, Any]]:
     while True:
-        yield {"x": np.ones((1, 1), np.float32)}
+        yield {"rows": np.arange(COUNT, dtype=np.int32)} if table else {"x": np.ones((1, 1), np.float32)}
 
 
 class Killing:
     """Follows the steps of a trainer whose servers are killed."""
 
-    def __init__(self, cluster: fr.LocalCluster, session: fr.Session, trainer: fr.train.Replicated) -> None:
-        self.cluster, self.session, self.trainer = cluster, session, trainer
-        self.steps = trainer.steps(session, batches())
+    def __init__(
+        self, cluster: fr.LocalCluster, session: fr.Session, trainer: fr.train.Replicated, moved: Any, table: bool
+    ) -> None:
+        self.cluster, self.session, self.trainer, self.moved = cluster, session, trainer, moved
+        self.steps = trainer.steps(session, batches(table))
         self.last = 0
         self.usual: list[float] = []
         self.stalls: list[float] = []
@@ -76,7 +89,7 @@ class Killing:
         return time.perf_counter() - begin
 
     async def check(self) -> None:
-        step, values = await self.session.run([self.trainer.step, self.trainer.variables])
+        step, values = await self.session.run([self.trainer.step, self.moved])
         moved = {float(number) for value in values for number in (value.min(), value.max())}
         if step != self.last or moved != {-float(self.last)}:
             self.wrong.append(f"after step {self.last} variables are at {step}, moved by {sorted(moved)}")
@@ -96,15 +109,17 @@ class Killing:
         await self.check()
 
 
-async def kills(count: int, seconds: float, servers: int, size: int, policy: fr.train.Policy, seed: int) -> records.Row:
+async def kills(
+    count: int, seconds: float, servers: int, size: int, policy: fr.train.Policy, seed: int, table: bool
+) -> records.Row:
     """Kill servers in turn, and print what came of it."""
     rng, end = random.Random(seed), time.monotonic() + seconds
-    graph, trainer = build(size, servers, 2, policy, 2)
+    graph, trainer, moved = build(size, servers, 2, policy, 2, table)
     async with (
         fr.LocalCluster(ps=servers, worker=2, restart=True) as cluster,
         fr.Session(graph, cluster=cluster) as session,
     ):
-        killing = Killing(cluster, session, trainer)
+        killing = Killing(cluster, session, trainer, moved, table)
         while len(killing.stalls) < count and time.monotonic() < end:
             await killing.kill(rng, f"/job:ps/task:{len(killing.stalls) % servers}")
         await killing.steps.aclose()
@@ -118,6 +133,7 @@ async def kills(count: int, seconds: float, servers: int, size: int, policy: fr.
     for wrong in killing.wrong:
         print("  ", wrong)
     fault = f"SIGKILL of one of {servers} parameter servers in the middle of a step, {VARIABLES * size * 4 >> 20} MiB"
+    fault += " of tables" if table else ""
     late = [f"training stopped for {stall:.2f} s" for stall in stalls if stall > STALL]
     counts = {"steps": killing.last}
     return records.row(34, fault, len(stalls), [*killing.wrong, *late], samples={"stall": stalls}, counts=counts)
@@ -128,7 +144,7 @@ async def cost(size: int, steps: int, turns: int) -> None:
     memory: dict[int, list[int]] = {1: [], 2: []}
     for turn in range(2 * turns):
         copies = (1, 2)[(turn + turn // 2) % 2]
-        graph, trainer = build(size, 2, copies, fr.train.AllOf(), 2)
+        graph, trainer, _ = build(size, 2, copies, fr.train.AllOf(), 2)
         async with fr.LocalCluster(ps=2, worker=2) as cluster, fr.Session(graph, cluster=cluster) as session:
             iterating = trainer.steps(session, batches())
             for _ in range(20):
@@ -160,6 +176,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no more are killed")
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--size", type=int, default=1 << 20, help="numbers in each of the variables")
+    parser.add_argument("--table", action="store_true", help="steps move a few rows of the variables")
     parser.add_argument("--policy", choices=["first", "all"], default="first")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=100)
@@ -170,10 +187,14 @@ def main() -> None:
     print(describe())
     policy = fr.train.FirstOf(1) if options.policy == "first" else fr.train.AllOf()
     if options.what == "kills":
-        how = (options.kills, options.seconds, options.servers, options.size, policy, options.seed)
+        how = (options.kills, options.seconds, options.servers, options.size, policy, options.seed, options.table)
         row = asyncio.run(kills(*how))
         if options.json:
-            records.write(options.json / f"servers-{options.servers}-{options.size}-{options.seed}.json", [row])
+            records.write(
+                options.json
+                / f"servers-{options.servers}-{options.size}{'-table' * options.table}-{options.seed}.json",
+                [row],
+            )
     else:
         for size in (64, options.size):
             asyncio.run(cost(size, options.steps, options.turns))

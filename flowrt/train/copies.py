@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.errors import FlowrtError, NodeLost, RemoteError
 from flowrt.base.plan import Plan, PlanNode
@@ -23,24 +23,30 @@ from flowrt.passes import Client, Compiled, StandIn, StandIns
 from flowrt.sched.drivers.inquiries import Hash, Look
 from flowrt.sched.drivers.messages import Stop
 from flowrt.sched.runs.iterations import left_from_data
+from flowrt.train.following import Following
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
     from flowrt.sched.versions.opening import Left
     from flowrt.session.session import Session
     from flowrt.train.built import Built
-    from flowrt.train.program import Holders, Name
+    from flowrt.train.holding import Guide, Holders, Name
 
+Lead: TypeAlias = "Callable[[str, frozenset[str]], Awaitable[Guide]]"
+AT_ONCE_BYTES = 16 << 20  # that are copied between two runs, in some 20 ms; more of them while steps go on
 REST_SECONDS = 1.0  # for which a run waits for a server that was left out to end the one before
 _log = logging.getLogger(__name__)
 
 
 class Copies:
-    """The variables of ``trainer`` on the nodes of ``session``, which ``holders`` hold: a `Keeper`."""
+    """The variables of ``trainer`` on the nodes of ``session``, which ``holders`` hold: a `Keeper`.
 
-    def __init__(self, session: Session, trainer: Built, holders: Holders) -> None:
+    ``lead`` says how a task comes to hold what it should, of those that are not gone: see `ProgramParts.guide`.
+    """
+
+    def __init__(self, session: Session, trainer: Built, holders: Holders, lead: Lead) -> None:
         self.trainer, self.tasks = trainer, holders.tasks
-        self._session, self._holders = session, holders
+        self._session, self._holders, self._lead = session, holders, lead
         self._runner = session._open_here()
         self._runner.keepers.append(self)
         self._whole: dict[str, int] = {}  # by task: how often it had been lost when it was made whole
@@ -53,6 +59,8 @@ class Copies:
         self.runs: set[int] = set()  # that this session began
         self.newest = 0  # of them
         self._telling: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()  # of those
+        self._following: dict[str, Following] = {}  # by task that is to be made whole while the others go on
         self._rest: frozenset[str] = frozenset()  # those that do nothing of a run, as the next one begins
         self.doubtful = False  # something was written while they moved, which copies may have otherwise
 
@@ -99,10 +107,50 @@ class Copies:
             self.is_whole(task) or self.is_whole(self._holders.after(task)) for task in self.tasks
         )
 
-    @property
-    def may_grow(self) -> bool:
-        """Whether a task that is not whole is there to be made so."""
-        return self.survive and (self.doubtful or bool(self.gone - self._away))
+    # ── those that are back ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def bring_back(self) -> bool:
+        """Have tasks that are there and not whole follow the others; answers whether one of them may take part again.
+
+        That is once it has caught up, or cannot, in a run that is begun for it.
+        """
+        if not self.survive:
+            return False
+        back, losses = self.gone - self._away, self._runner.losses
+        for task in [t for t, known in self._following.items() if t not in back or known.losses != losses.get(t, 0)]:
+            self._let_go(self._following.pop(task))
+        small = {task for task in back if self._is_small(task)}
+        for task in back - small - self._following.keys():
+            self._following[task] = Following(self._runner, task, self.newest, self._guide, self._leaders_at)
+        return self.doubtful or bool(small) or any(following.done for following in self._following.values())
+
+    def _is_small(self, task: str) -> bool:
+        """Whether what a task should hold is copied between two runs in no time that matters."""
+        held = (self._holders.variables[each] for each in (task, self._holders.before(task)))
+        return sum(spec.nbytes for variables in held for spec, _ in variables.values()) <= AT_ONCE_BYTES
+
+    async def _guide(self, task: str) -> Guide:
+        """How a task follows, once it does nothing of a run any more."""
+        await self._version_at_rest(task)
+        return await self._lead(task, self.gone)
+
+    async def _leaders_at(self, tasks: Sequence[str]) -> int:
+        """The newest version that tasks are at."""
+        return max([await self._version(task, self._holders.steps[task]) or 0 for task in tasks])
+
+    def _let_go(self, *following: Following) -> None:
+        """Have those end that follow, for which nobody waits."""
+        for each in following:
+            self._ending.add(ending := asyncio.ensure_future(each.end()))
+            ending.add_done_callback(self._ending.discard)
+
+    async def follow_no_more(self) -> None:
+        """Nobody follows: no run goes on, or what they follow is written by others."""
+        following = list(self._following.values())
+        self._following.clear()
+        self._let_go(*following)
+        if self._ending:
+            await asyncio.wait(set(self._ending))
 
     def stand_ins(self) -> StandIns:
         """See `Keeper.stand_ins`."""
@@ -113,8 +161,9 @@ class Copies:
             if self.is_whole(after(task))
         }
 
-    def forget(self) -> None:
+    async def forget(self) -> None:
         """Variables are to be restored, where they are at home: nobody stands in for anybody."""
+        await self.follow_no_more()
         self._whole.clear()
 
     async def spread(self) -> None:
@@ -197,7 +246,9 @@ class Copies:
         away = runner.lost | again | (gone & runner.suspects)
         there = set(self.tasks) & self._rest - away
         known = {task for task in there if self.is_whole(task) and not self.doubtful}
-        at_home = {task: asyncio.Event() for task in self.tasks if task in there & gone}  # once that was copied
+        come = {task for task in there & gone & self._following.keys() if await self._arrives(task)}
+        await self.follow_no_more()
+        at_home = {task: asyncio.Event() for task in self.tasks if task in there & gone - come}  # once that was copied
 
         async def give(task: str, work: Coroutine[Any, Any, None]) -> None:
             """Copy something to a task, which is left out where it is lost again."""
@@ -220,13 +271,17 @@ class Copies:
             if before(task) in there:
                 await give(task, self._make_equal(before(task), task))
 
-        held = [hold(task) for task in self.tasks if task in there - known]
+        held = [hold(task) for task in self.tasks if task in there - known - come]
         await together([*map(restore, at_home), *held])
         if short := [task for task in self.tasks if task not in there and self._holders.after(task) not in there]:
             raise NodeLost(f"{', '.join(short)} was lost as another server was left out")
         self._made = {task: losses.get(task, 0) for task in there}
         self.doubtful = False
         return frozenset(self.tasks) - there
+
+    async def _arrives(self, task: str) -> bool:
+        """Whether a task that followed holds all that it should where a run is to begin."""
+        return await self._following.pop(task).arrive(self._agreed)
 
     def begins(self, run: int) -> None:
         """A run is about to begin with those that were made whole."""
@@ -262,6 +317,7 @@ class Copies:
 
     async def copy_written(self, names: frozenset[Name]) -> None:
         """See `Keeper.copy_written`. What moves meanwhile is made equal before the next run."""
+        await self.follow_no_more()
         self.doubtful |= self._made is not self._whole  # who was made whole just now is not known as such
         for task, variables in self._holders.variables.items():
             other = self._holders.after(task)

@@ -12,7 +12,8 @@ from flowrt.train.program import ProgramParts, away
 if TYPE_CHECKING:
     from flowrt.session.session import Session
     from flowrt.train.built import Built
-    from flowrt.train.program import Holders, Program
+    from flowrt.train.holding import Guide, Holders
+    from flowrt.train.program import Program
 
 
 class Maker:
@@ -40,6 +41,10 @@ class Maker:
     async def holders(self) -> Holders:
         """Who holds what."""
         return (await self._maker()).holders
+
+    async def guide(self, task: str, gone: frozenset[str]) -> Guide:
+        """How a task comes to hold what it should: see `Parts.guide`."""
+        return (await self._maker()).guide(task, gone)
 
     async def _maker(self) -> ProgramParts:
         async with self._making:

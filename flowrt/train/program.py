@@ -25,17 +25,16 @@ from flowrt.sched.drivers.messages import BeginReplica, BeginServer
 from flowrt.sched.policies import policy_to_data
 from flowrt.session.eager import evaluate
 from flowrt.train.gathers import Asked, Gather, find_gathers
+from flowrt.train.holding import Guide, Holders, Leading, Name
 from flowrt.train.updates import of_rows, parts_of
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
-    from flowrt.base.spec import Spec
     from flowrt.graph import Tensor
     from flowrt.session.runners import Runner
     from flowrt.train.built import Built, Tower
     from flowrt.train.local import LocalTower
 
-Name: TypeAlias = tuple[str, str]
 Compile: TypeAlias = Callable[..., Compiled]
 
 
@@ -52,27 +51,6 @@ class Program:
     replicas: tuple[str, ...]
     begin_replicas: tuple[Callable[..., BeginReplica] | None, ...]
     nbytes: int
-
-
-@valueclass
-class Holders:
-    """What each task that a server is on holds: variables, by (container, name), each with its spec and its device.
-
-    ``steps`` are the names of those that hold its version. Where all is held twice, the task after another one, in
-    order, holds what that one does, too.
-    """
-
-    tasks: tuple[str, ...]
-    variables: Mapping[str, Mapping[Name, tuple[Spec, str]]]
-    steps: Mapping[str, tuple[str, ...]]
-
-    def after(self, task: str) -> str:
-        """Who holds, too, what ``task`` does."""
-        return self.tasks[(self.tasks.index(task) + 1) % len(self.tasks)]
-
-    def before(self, task: str) -> str:
-        """Whose variables ``task`` holds, too."""
-        return self.tasks[self.tasks.index(task) - 1]
 
 
 @valueclass
@@ -106,9 +84,9 @@ class ProgramParts:
             "staleness": trainer.policy.staleness,
             "seed": seed,
         }
-        self._shards = trainer.shards
-        self.home_of = self._places([as_value(v) for v in (*trainer.held, *(s.step for s in self._shards))])
-        self.task_of = [self.home_of[_name(shard.step)] for shard in self._shards]
+        self.shards = trainer.shards
+        self.home_of = self._places([as_value(v) for v in (*trainer.held, *(s.step for s in self.shards))])
+        self.task_of = [self.home_of[_name(shard.step)] for shard in self.shards]
         self._tasks = tuple(dict.fromkeys(self.task_of))
         self._twice = trainer.copies > 1
         if self._twice and len(self._tasks) < 2:
@@ -162,7 +140,7 @@ class ProgramParts:
         return Program(run.tasks, looks, begin_servers, replicas, tuple(begin_replicas), nbytes)
 
     def _steps(self, shards: Sequence[int]) -> tuple[str, ...]:
-        return tuple(self._shards[s].step.name for s in shards)
+        return tuple(self.shards[s].step.name for s in shards)
 
     def own(self, task: str) -> list[int]:
         """The trainer's servers that lie on a task."""
@@ -177,7 +155,7 @@ class ProgramParts:
     def _find_holders(self) -> Holders:
         """Who holds what: all that is told, and all that applying works on."""
         reads = [as_value(variable) for variable in self._trainer.held]
-        plans = self._compile_held(reads, [shard.apply for shard in self._shards], self._fed(), ends=Ends.USED).plans
+        plans = self._compile_held(reads, [shard.apply for shard in self.shards], self._fed(), ends=Ends.USED).plans
         known = self._trainer.graph.resources
         found = {
             task: {
@@ -191,7 +169,7 @@ class ProgramParts:
 
     def _fed(self) -> list[Tensor]:
         """What applying is fed."""
-        return [*(part for s in self._shards for member in s.parts for part in member), self._trainer.version]
+        return [*(part for s in self.shards for member in s.parts for part in member), self._trainer.version]
 
     async def _make_applies(self, tasks: Sequence[str]) -> None:
         """Make what moves the variables that are held on each of ``tasks``."""
@@ -199,7 +177,7 @@ class ProgramParts:
             for task in tasks:
                 self._applies[task] = await self._make_apply(task)
         elif tasks:
-            plans = self._compile_held([], [shard.apply for shard in self._shards], self._fed(), ends=Ends.USED).plans
+            plans = self._compile_held([], [shard.apply for shard in self.shards], self._fed(), ends=Ends.USED).plans
             if others := sorted(plans.keys() - set(self._tasks)):
                 raise self._elsewhere(others, f"none of its servers {', '.join(self._tasks)} is; place that on one of")
             number = await self._runner.install(plans)
@@ -207,7 +185,7 @@ class ProgramParts:
 
     async def _make_apply(self, task: str) -> tuple[int, Plan]:
         """What moves the variables of a task, and those of another that it holds too."""
-        applies = [self._shards[server].apply for server in self.held(task)]
+        applies = [self.shards[server].apply for server in self.held(task)]
         plans = self._compile_held([], applies, self._fed(), ends=Ends.USED, stand_ins=self._as_if(task)).plans
         if others := sorted(plans.keys() - {task}):
             raise self._elsewhere(others, f"copies={self._trainer.copies} has no copy of it; place that beside all of")
@@ -216,6 +194,27 @@ class ProgramParts:
     def _as_if(self, task: str) -> StandIns:
         """A task in place of the one whose variables it holds too."""
         return {self.holders.before(task): (StandIn(task, frozenset(self._trainer.graph.resources)),)}
+
+    def guide(self, task: str, gone: frozenset[str]) -> Guide:
+        """How a task comes to hold what it should, while the servers of a run that are not ``gone`` go on."""
+        run, holders = _Servers(self, gone), self.holders
+        led: dict[str, list[str]] = {}  # by who leads: whose variables it tells
+        for home, leader in ((task, holders.after(task)), (holders.before(task), holders.before(task))):
+            led.setdefault(leader, []).append(home)
+        leaders = [
+            Leading(
+                leader,
+                tuple([(name, spec) for home in homes for name, (spec, _) in holders.variables[home].items()]),
+                run.parts(leader, [server for home in homes for server in self.own(home)]),
+            )
+            for leader, homes in led.items()
+        ]
+        number, plan = self._applies[task]
+        about = self._common["container"], self._common["group"]
+        applied = self._applied(task, self.held(task), plan)
+        parts = [part.spec for server in self.held(task) for part in self.shards[server].parts[0]]
+        dense = sum(part.nbytes for part in parts if part.dims is not None and None not in part.dims)
+        return Guide(task, *about, tuple(leaders), number, applied, self._common["seed"], dense)
 
     def _elsewhere(self, others: Sequence[str], why: str) -> GraphError:
         return GraphError(
@@ -228,7 +227,7 @@ class ProgramParts:
         shards = run.on(task)
         apply, plan = self._applies[task]
         asked = next(iter(self.towers.values())).asked
-        combined = [tuple(self._shards[server].combined) for server in shards]
+        combined = [tuple(self.shards[server].combined) for server in shards]
         return partial(
             BeginServer,
             server=number,
@@ -250,10 +249,10 @@ class ProgramParts:
 
     def _applied(self, task: str, shards: Sequence[int], plan: Plan) -> tuple[tuple[int, int], ...]:
         """What the plan that applies updates is fed on a task."""
-        members = range(len(self._shards[0].parts))
+        members = range(len(self.shards[0].parts))
         known = {self._trainer.version.op.name: (-1, -1)}
         for member in members:
-            parts = [part for server in shards for part in self._shards[server].parts[member]]
+            parts = [part for server in shards for part in self.shards[server].parts[member]]
             known |= {part.op.name: (member, place) for place, part in enumerate(parts)}
         if foreign := [feed.name for feed in plan.feeds if feed.name not in known]:
             raise GraphError(f"{foreign[0]!r}, the mean of another server's gradients, is used on {task}")
@@ -441,6 +440,14 @@ class _Servers:
     def on(self, task: str) -> list[int]:
         """The trainer's servers that a task has the variables of."""
         return sorted(self._maker.held(task), key=lambda server: not self.tells(task, server))
+
+    def parts(self, task: str, servers: Sequence[int]) -> tuple[int, ...]:
+        """Where the parts of some of the trainer's servers are in an update that comes to a task."""
+        places, count = dict[int, range](), 0
+        for server in self.on(task):
+            places[server] = range(count, count + len(self._maker.shards[server].parts[0]))
+            count = places[server].stop
+        return tuple(place for server in servers for place in places[server])
 
     def told_by(self, task: str) -> list[int]:
         """Those of the trainer's servers whose variables a task tells."""

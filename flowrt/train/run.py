@@ -254,10 +254,9 @@ class Run:
         """The version that it began at."""
         return self._first
 
-    @property
     def may_grow(self) -> bool:
-        """Whether a server that was lost may take part again, in another run."""
-        return self.copies is not None and self.copies.may_grow
+        """Whether a server that was lost may take part again, in another run: see `Copies.bring_back`."""
+        return self.copies is not None and self.copies.bring_back()
 
     @property
     def left(self) -> tuple[Report, ...]:

@@ -315,7 +315,7 @@ class Steps:
         await self._run.stop()
         waited = await wait_for_servers(session, trainer.name, servers, f"training stopped after step {self._told}")
         if copies is not None:
-            copies.forget()
+            await copies.forget()
         self._run = self._make_run(servers)
         await to_the_end(checkpoints.go_back(session))
         if copies is not None:
@@ -354,7 +354,7 @@ class Steps:
         """The next report; None when too few batches are left for another step."""
         while not self._missed:
             try:
-                if self._run.may_grow:
+                if self._run.may_grow():
                     await self._change_runs(self._grow())
                 elif (report := await self._run.next(self._ahead)) is not None:
                     self._missed.append(self._report(report))
@@ -427,6 +427,8 @@ class Steps:
         await self._run.rest()
         await self._supply.aclose()
         await self._run.stop()
+        if self._run.copies is not None:
+            await self._run.copies.follow_no_more()
         self._close_ledger()
         if not self._detached:
             self._trainer.tally.drop(self._supply.total - self._kept * self._each)

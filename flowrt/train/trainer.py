@@ -28,8 +28,8 @@ class Trainer(Built):
 
     async def copies_on(self, session: Session) -> Copies:
         """The variables that are held twice on the nodes of ``session``."""
-        known = copies_known(session, self)
-        return known or Copies(session, self, await self._maker(session).holders())
+        known, maker = copies_known(session, self), self._maker(session)
+        return known or Copies(session, self, await maker.holders(), maker.guide)
 
     def _maker(self, session: Session) -> Maker:
         maker = self._makers.get(session)

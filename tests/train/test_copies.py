@@ -14,6 +14,8 @@ import pytest
 
 import flowrt as fr
 from flowrt.sched.drivers.inquiries import Hash
+from flowrt.train import copies as copies_module
+from flowrt.train import following, holding
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,6 +127,74 @@ async def test_a_server_dies_and_no_step_is_lost(servers: int, victims: tuple[in
             report = await follow(steps, report, 3)
             await at.check(report)
             await at.check_equal()
+        await steps.aclose()
+
+
+def take_for_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers follow whatever the size of what they are to hold, and of updates."""
+    monkeypatch.setattr(copies_module, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(holding, "LITTLE", 1)
+    monkeypatch.setattr(following, "ARRIVE_SECONDS", 60.0)  # however busy this machine is
+
+
+@pytest.mark.parametrize(
+    ("servers", "policy", "optimizer"),
+    [
+        (2, fr.train.FirstOf(1), None),
+        (2, fr.train.AllOf(), fr.optim.Adam(0.1)),
+        (3, fr.train.Deadline(0.005, at_least=1), None),
+    ],
+)
+async def test_what_is_large_is_given_to_a_server_while_the_others_go_on(
+    servers: int, policy: Any, optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It follows what they hold and apply, to the bit; nothing is copied while they rest."""
+    take_for_large(monkeypatch)
+    async with training(servers, policy, optimizer=optimizer) as at:
+        steps, task = at.trainer.steps(at.session, batches()), "/job:ps/task:0"
+        report = await follow(steps, None, 5)
+        copies = await at.trainer.copies_on(at.session)
+        monkeypatch.setattr(copies, "_copy", None)
+        for _ in range(2):
+            await at.kill(task)
+            report = await follow(steps, report, 10)
+            await at.revive(task)
+            while copies.gone:
+                report = await follow(steps, report, 1)
+            await at.check_equal()
+            report = await follow(steps, report, 3)
+            await at.check_equal()
+        await steps.aclose()
+
+
+async def test_what_a_program_writes_while_a_server_follows_is_not_missing_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take_for_large(monkeypatch)
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2, copies=2)
+        assigns = [v.assign(np.full(3, 100.0, np.float32)) for v in trainer.variables]
+    async with (
+        fr.LocalCluster(ps=2, worker=2) as cluster,
+        fr.Session(graph, cluster=cluster) as session,
+        asyncio.timeout(60),
+    ):
+        at, task = Training(cluster, session, trainer), "/job:ps/task:0"
+        steps = trainer.steps(session, batches())
+        report = await follow(steps, None, 5)
+        copies = await trainer.copies_on(session)
+        await at.kill(task)
+        report = await follow(steps, report, 5)
+        await at.revive(task)
+        report = await follow(steps, report, 1)
+        while not copies._following:
+            report = await follow(steps, report, 1)
+        await session.run(assigns)
+        while copies.gone:
+            report = await follow(steps, report, 1)
+        await at.check_equal()
+        (moved,) = {float(number) for value in await session.run(trainer.variables) for number in value}
+        assert moved > 50 - report.step
         await steps.aclose()
 
 

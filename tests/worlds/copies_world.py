@@ -12,15 +12,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from schedule_world import CONTAINER, Look, SimHost, Violation, World
+from schedule_world import APPLY, CONTAINER, COUNT, PAIR, Look, SimHost, Violation, World
 
 from flowrt.base.errors import NodeLost
 from flowrt.train.copies import Copies, copies_known
-from flowrt.train.program import Holders
+from flowrt.train.holding import Guide, Holders, Leading
 
 
 class CopiesWorld(World):
-    """`World`, with ``copies=2``."""
+    """`World`, with ``copies=2``; what is ``large`` is copied to a server while the others go on."""
+
+    large = False
 
     def client(self, epoch: str, ahead: int = 0) -> Any:
         steps = super().client(epoch, ahead)
@@ -33,7 +35,15 @@ class CopiesWorld(World):
             return self.program_without(gone)
 
         async def copies_on(session: Any) -> Any:
-            return copies_known(session, trainer) or SimCopies(self, session, trainer, holders)
+            return copies_known(session, trainer) or SimCopies(self, session, trainer, holders, guide)
+
+        async def guide(task: str, gone: frozenset[str]) -> Any:
+            applied = self.program().begin_servers[0].keywords["applied"]
+            w, step = (("", "w"), PAIR), ((CONTAINER, "step"), COUNT)
+            after, before = holders.after(task), holders.before(task)
+            two = (Leading(after, (w,), (0,)), Leading(before, (step,), ()))
+            leaders = (Leading(after, (w, step), (0,)),) if after == before else two
+            return Guide(task, CONTAINER, "trainer", leaders, APPLY, applied, 0)
 
         trainer.copies, trainer.program, trainer.copies_on = 2, program, copies_on
         trainer.container = CONTAINER
@@ -126,9 +136,12 @@ class CopiesWorld(World):
 class SimCopies(Copies):
     """The shipped decisions; what is copied are the arrays of a simulated host, and how they came about."""
 
-    def __init__(self, world: CopiesWorld, session: Any, trainer: Any, holders: Holders) -> None:
-        super().__init__(session, trainer, holders)
+    def __init__(self, world: CopiesWorld, session: Any, trainer: Any, holders: Holders, guide: Any) -> None:
+        super().__init__(session, trainer, holders, guide)
         self._world = world
+
+    def _is_small(self, task: str) -> bool:
+        return not self._world.large
 
     async def _copy(self, variables: Any, task: str, other: str) -> None:
         await asyncio.sleep(self._world.while_(self._world.faults.latency))

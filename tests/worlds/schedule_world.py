@@ -132,6 +132,30 @@ class SimHost:
 
     value = find
 
+    # as a node's variables are lent to be told to another, and taken there
+
+    def try_hold(self, reads: frozenset[tuple[str, str]], writes: frozenset[tuple[str, str]]) -> bool:
+        return True
+
+    def release(self, reads: frozenset[tuple[str, str]], writes: frozenset[tuple[str, str]]) -> None:
+        """Nothing was held."""
+
+    def lend(self, name: tuple[str, str], spec: Spec) -> Array:
+        return self.held[name].copy()
+
+    def declare(self, name: tuple[str, str], spec: Spec) -> None:
+        """There is room for all."""
+
+    def begin(self, name: tuple[str, str], value: Array) -> None:
+        self.held[name] = value
+        if name == (CONTAINER, "step"):
+            self.applied, self.stale = self._world.history(int(value))
+
+    def forget(self, names: Iterable[tuple[str, str]]) -> None:
+        for name in names:
+            del self.held[name]
+        self.applied, self.stale = [], []
+
     def close(self, key: Any) -> None:
         """Nothing of a step is kept."""
 
@@ -262,6 +286,11 @@ class World:
         """How many replicas may be dead while others train."""
         count = len(self.replicas)
         return count - (self.floor or self.policy.least(count))
+
+    def history(self, version: int) -> tuple[list[frozenset[tuple[int, int]]], list[tuple[int, ...]]]:
+        """How variables came to be at a version, as a server tells who was there."""
+        told = max((self.hosts[task] for task in self.servers), key=lambda host: len(host.applied))
+        return told.applied[:version], told.stale[:version]
 
     # ── the network ──
 

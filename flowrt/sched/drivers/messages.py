@@ -14,6 +14,7 @@ from typing import Any
 
 from flowrt.base.valueclass import maker, valueclass
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
+from flowrt.sched.drivers.following import ABOUT_FOLLOWING, POSTED_TO_FOLLOW
 from flowrt.sched.drivers.inquiries import INQUIRIES
 from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS
 
@@ -483,9 +484,11 @@ class Ended:
 KINDS: tuple[type[Any], ...] = (
     *INQUIRIES,
     *ABOUT_CHECKPOINTS,
+    *ABOUT_FOLLOWING,
     *(BeginServer, BeginReplica, GoOn, Attach, Hold, Join, Stop),
     *(Batch, Draw, Allow, Lost, Probe),
     *(Update, Ready, Seen, Wants, Failed, Doing),
+    *POSTED_TO_FOLLOW,
     *(NewVersion, AskedRows, Held, ApplyOrder, Applied, Report, Gone, Pending, Ended),
 )
 

@@ -128,6 +128,15 @@ class Variables:
                 slot.value = None
         self._outdate()
 
+    def forget(self, names: Iterable[Name]) -> None:
+        """Forget the values of some variables, which nobody holds."""
+        self._alone(self._forget_these, frozenset(names))
+
+    def _forget_these(self, names: frozenset[Name]) -> None:
+        for name in names & self._slots.keys():
+            self._slots[name].value = None
+        self._outdate()
+
     def find(self, name: Name, spec: Spec) -> np.ndarray[Any, Any] | None:
         """A held variable's memory, None if it has no value yet; raises `GraphError` where it is not of ``spec``.
 

@@ -22,6 +22,7 @@ from flowrt.base.errors import FlowrtError, InternalError, RemoteError, StepCanc
 from flowrt.base.spec import Spec
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.closed import Closed
+from flowrt.sched.drivers.following import ABOUT_FOLLOWING, POSTED_TO_FOLLOW, Follow
 from flowrt.sched.drivers.inquiries import Hash, Look, Settle
 from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS, Keeping
 from flowrt.sched.drivers.messages import (
@@ -51,6 +52,7 @@ from flowrt.sched.drivers.tasks import Tasks
 from flowrt.sched.drivers.way import Send, Way
 from flowrt.sched.replica.local import Rounds
 from flowrt.sched.replica.replica import Replica
+from flowrt.sched.runs.followings import Followings
 from flowrt.sched.server.server import Server
 from flowrt.sched.server.undriven import Undriven
 from flowrt.sched.versions.opening import Left
@@ -89,6 +91,7 @@ class Iterations:
         self._lives = lives
         self._tasks = Tasks()
         self._keeping = Keeping(host, self._tasks)
+        self._followings = Followings(self._tasks)
         self._slowness: Slowness | None = None
         if host.delay is not None:
             from flowrt.sched.drivers.striking import Slowness  # which other nodes need not import
@@ -109,6 +112,9 @@ class Iterations:
 
     def _hear(self, peer: str, message: Any) -> None:
         kind = type(message)
+        if kind in POSTED_TO_FOLLOW:
+            self._followings.hear(peer, message)
+            return
         driver: Server | Replica | None = None
         if kind in _TO_SERVERS or (kind is Probe and message.replica < 0):
             driver = self._servers.get(message.run)
@@ -134,10 +140,12 @@ class Iterations:
         for driver in drivers:
             if peer != CLIENT or driver.way.epoch == epoch:
                 driver.broken(peer)
+        self._followings.broken(peer)
 
     def ended(self, epoch: str) -> None:
         """The client of ``epoch`` is gone: what was ordered is applied, nothing else is, but in detached runs."""
         self._keeping.ended(epoch)
+        self._followings.ended(epoch)
         for server in list(self._servers.values()):
             if server.way.epoch == epoch and server.coordination is not None and not server.over:
                 server.coordination.client_gone()
@@ -192,8 +200,10 @@ class Iterations:
     async def answer(self, asked: Any, epoch: str, plans: Plans) -> Any:
         """Do as the client of ``epoch`` asks; ``plans`` are those that it has registered."""
         match asked:
-            case Look():
-                return self._look(asked)
+            case Look(container, group):
+                follows = await self._followings.away(container, group, epoch)
+                version, left = self._look(asked)
+                return (-1 if follows else version), left
             case Settle(run, version, replicas, weights, versions):
                 server = self._server(run)
                 server.obey(version, replicas, weights, versions)
@@ -217,6 +227,8 @@ class Iterations:
                 return await self._hash(frozenset(names))
             case Stop(run, patient, at_once):
                 return await self._stop(run, patient, at_once)
+            case _ if isinstance(asked, ABOUT_FOLLOWING):
+                return await self._followings.answer(asked, epoch, plans, self._way_of_follower, self._server)
             case _ if isinstance(asked, ABOUT_CHECKPOINTS):
                 return await self._keeping.answer(
                     asked, epoch, lambda: [s for s in self._servers.values() if not s.over]
@@ -298,6 +310,9 @@ class Iterations:
             return way
         return replace(way, send=self._send_late, striking=self._slowness.of(asked.seed, number, count))
 
+    def _way_of_follower(self, asked: Follow, epoch: str) -> Way:
+        return Way(self._host, epoch, asked.follow, asked.seed, self._tasks, self._send, self._clock, origin=epoch)
+
     def _send_late(self, peer: str, epoch: str, message: Any) -> None:
         assert self._slowness is not None
         self._slowness.send(peer, message, lambda: self._send(peer, epoch, message))
@@ -367,6 +382,7 @@ class Iterations:
 
     def reset(self, container: str | None) -> None:
         """Forget the runs of trainers of a container, or of all: their clients are told."""
+        self._followings.reset(container)
         for server in list(self._servers.values()):
             role = server.role
             if container is None or role.container == container:
@@ -388,6 +404,7 @@ class Iterations:
         self._servers.clear()
         self._newest.clear()
         self._keeping.close()
+        self._followings.close()
         await self._tasks.aclose()
 
 

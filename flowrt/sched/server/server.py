@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from flowrt.base.spec import Spec
     from flowrt.sched.drivers.closed import Closed
     from flowrt.sched.host.rendezvous import Array
+    from flowrt.sched.server.leading import Leader
 
 Parts: TypeAlias = "tuple[Array, ...]"
 AHEAD = 2  # versions on their way to a replica
@@ -102,6 +103,7 @@ class Server:
         self._gathering = None if gather is None else Gathering(role, gather, way, self._fail, self._obey_waiting)
         self._waiting: ApplyOrder | None = None  # for rows to be taken first
         self._orders: deque[ApplyOrder] = deque(maxlen=REMEMBERED)  # that were heard, should server 0 be lost
+        self._leaders: list[Leader] = []  # of who is to hold what this does
         self._combiner = (
             Combiner(role.combined, len(role.replicas), way, role.counted if role.measures else 0)
             if role.combined
@@ -206,9 +208,24 @@ class Server:
         for lost in () if self.coordination is None else self.coordination.lose_node(task):
             self.hear(lost)
 
+    def lead(self, leader: Leader) -> None:
+        """Have somebody told what this holds, and how it moves, from the version on at which that is to begin."""
+        self._leaders = [other for other in self._leaders if not other.over]
+        self._leaders.append(leader)
+        if self.over or self.version > leader.asked.version:
+            leader.close()
+        elif self.rests:
+            leader.reach(self.version)
+
     def close(self, whole: bool) -> None:
-        """Tell nobody anything any more, and forget the updates, if they are not wanted to make all servers whole."""
+        """Tell nobody anything any more, and forget the updates, if they are not wanted to make all servers whole.
+
+        Who is led already hears of what is applied yet.
+        """
         self.over = True
+        for leader in self._leaders:
+            if not leader.begun.done():
+                leader.close()
         if self.coordination is not None:
             self.coordination.close()
         self._told = [_Told() for _ in self._told]
@@ -322,7 +339,7 @@ class Server:
 
         def combined(parts: Sequence[Array]) -> None:
             self._square = self._squares[replicas[0]] if alone else combiner.square
-            self._move(version, [parts])
+            self._move(version, [parts], lasting=alone)
 
         if (combining := combiner.combine(updates, weights, combined, failed)) is not None:
             self._applying = combining  # else they are moved already, or that goes on in another task
@@ -333,8 +350,8 @@ class Server:
             self._waiting = None
             self.obey(order.version, order.replicas, order.weights, order.versions)
 
-    def _move(self, version: int, updates: Sequence[Sequence[Array]]) -> None:
-        """Move the variables by updates, as the plan takes them."""
+    def _move(self, version: int, updates: Sequence[Sequence[Array]], lasting: bool = True) -> None:
+        """Move the variables by updates, as the plan takes them; they are ``lasting`` unless others come in place."""
         role = self.role
         made = np.asarray(version + 1, np.int64)
         feeds = [made if member < 0 else updates[member][part] for member, part in role.applied]
@@ -342,6 +359,8 @@ class Server:
 
         def applied(_: Sequence[Array]) -> None:
             self._shard = self._shard.applied(version)
+            for leader in self._leaders:
+                leader.moved(version, updates, lasting)
             self._say_applied(version)
 
         def failed(error: BaseException) -> None:

@@ -357,6 +357,28 @@ async def servers_freeze(rng: random.Random, length: Length) -> None:
         assert [report.step for report in reports] == list(range(1, len(reports) + 1))
 
 
+async def servers_return_behind_steps(rng: random.Random, length: Length) -> None:
+    """Servers die and come back with nothing, or stand still, and are given all they should hold while others go on."""
+    drew = drawn(rng, length)
+    world = CopiesWorld(rng, drew.policy, replicas=len(drew.replicas), servers=rng.randint(2, 3), faults=drew.faults)
+    world.large = True
+    loop, last = asyncio.get_running_loop(), length.seconds(4.0)
+    for at in [rng.uniform(0.05, last + 3.0) for _ in range(rng.randint(1, 3))]:
+        loop.call_later(at, world.strike, rng.randrange(len(world.servers)), True)
+    for at in [rng.uniform(0.05, last) for _ in range(rng.randint(0, 2))]:
+        loop.call_later(at, world.freeze, rng.choice(world.servers), rng.choice([0.3, 2.1, 5.0]))
+    reports: list[StepReport] = []
+    pause = length.seconds(rng.choice([0.1, 0.5, 1.0]))
+    async with left_in_order(world):
+        training = world.client("one", rng.choice([0, 0, 1, 5])).run(batches())
+        async with asyncio.timeout(1000):
+            while loop.time() < last + 10.0:
+                reports.append(await anext(training))
+                await asyncio.sleep(pause)
+        await training.aclose()
+        assert [report.step for report in reports] == list(range(1, len(reports) + 1))
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
@@ -369,11 +391,12 @@ SCENARIOS = {
         servers_die,
         nodes_freeze,
         servers_freeze,
+        servers_return_behind_steps,
     )
 }
 
 
-FREEZING = (nodes_freeze, servers_freeze)  # where long schedules find no more
+FREEZING = (nodes_freeze, servers_freeze, servers_return_behind_steps)  # where long schedules find no more
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values())

@@ -1,0 +1,161 @@
+"""Who leads and who follows, driven by hand: what is lost is told again, and who lags too far is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.base.plan import PlanFeed
+from flowrt.base.spec import Spec
+from flowrt.sched.drivers.following import Follow, Had, Lead, Passed
+from flowrt.sched.host.memory import Memory
+from flowrt.sched.host.variables import Variables
+from flowrt.sched.server import leading
+from flowrt.sched.server.follower import Follower
+from flowrt.sched.server.leading import Leader
+
+if TYPE_CHECKING:
+    import pytest
+
+A, B = "/job:ps/task:0", "/job:ps/task:1"
+W, STEP = ("", "w"), ("", "step")
+SPECS = {W: Spec("float32", (5,)), STEP: Spec("int64", ())}
+
+
+class Node:
+    """A host with variables, and what is posted from it."""
+
+    def __init__(self, task: str) -> None:
+        self.posted: list[Any] = []
+        self.variables, self.memory = Variables(task), Memory()
+        host = SimpleNamespace(
+            task=task, variables=self.variables, memory=self.memory, inventory=self.variables.inventory
+        )
+        self.way: Any = SimpleNamespace(
+            host=host,
+            post=lambda peer, message: self.posted.append(message),
+            context=lambda *of: None,
+            compute=self.compute,
+        )
+
+    def hold(self, version: int) -> None:
+        for name, spec in SPECS.items():
+            self.variables.declare(name, spec)
+        self.variables.begin(W, np.full(5, version, np.float32))
+        self.variables.begin(STEP, np.array(version, np.int64))
+
+    def value(self, name: tuple[str, str]) -> Any:
+        return self.variables.value(name, SPECS[name])
+
+    def move(self, made: int, update: Any) -> None:
+        """Variables are written in place, but for what is lent."""
+        self.variables.part(frozenset(SPECS), lambda name, array: array.copy())
+        self.value(W)[...] += update
+        self.value(STEP)[...] = made
+
+    def compute(self, plan: Any, feeds: Any, context: Any, then: Any, failed: Any) -> None:
+        self.move(int(feeds[0]), feeds[1])
+        then([])
+
+    def told(self) -> list[Any]:
+        posted, self.posted = self.posted, []
+        return posted
+
+
+class World:
+    """One that leads from version 3 on, and one that follows; ``reached`` says at which version the first begins."""
+
+    def __init__(self) -> None:
+        self.ahead, self.behind, self.version = Node(A), Node(B), 3
+        self.ahead.hold(3)
+        plan = SimpleNamespace(plan=SimpleNamespace(feeds=(PlanFeed("made", SPECS[STEP]), PlanFeed("u", SPECS[W]))))
+        variables = (tuple((*name, spec.dtype.name, spec.dims) for name, spec in SPECS.items()),)
+        follow = Follow(7, "", "trainer", (A,), variables, 3, 0, ((-1, -1), (0, 0)), 0)
+        self.leader = Leader(Lead(7, 1, B, (W, STEP), 3, (1,)), self.ahead.way)
+        self.follower = Follower(follow, plan, self.behind.way)  # type: ignore[arg-type]
+
+    def step(self) -> None:
+        update = np.full(5, 10.0**-self.version, np.float32)
+        self.ahead.move(self.version + 1, update)
+        self.leader.moved(self.version, [[np.zeros(2), update]], True)
+        self.version += 1
+
+    def exchange(self) -> None:
+        """All that is on its way comes."""
+        while self.ahead.posted or self.behind.posted:
+            for message in self.ahead.told():
+                self.follower.hear(A, message)
+            for message in self.behind.told():
+                self.leader.had(message.number)
+
+    def check(self) -> None:
+        assert self.follower.version == self.version
+        for name in SPECS:
+            np.testing.assert_array_equal(self.behind.value(name), self.ahead.value(name))
+
+
+async def test_who_follows_holds_to_the_bit_what_others_do_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "PIECE", 8)
+    monkeypatch.setattr(leading, "WINDOW", 16)
+    world = World()
+    world.leader.reach(3)
+    assert world.leader.begun.result()
+    assert [message.number for message in world.ahead.posted] == [0, 1]
+    world.step()
+    world.exchange()
+    assert await world.follower.caught()
+    world.step()
+    world.step()
+    world.exchange()
+    world.check()
+    assert not await asyncio.wait_for(asyncio.ensure_future(world.follower.arrive(5)), 5)
+    assert not world.behind.variables.inventory()
+
+
+async def test_what_is_lost_with_its_way_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "PIECE", 8)
+    world = World()
+    world.leader.reach(3)
+    for lost in range(8):
+        world.step()
+        told = world.ahead.told()
+        for message in told[: lost % 3]:
+            world.follower.hear(A, message)
+        had = world.behind.told()
+        for message in had[:lost]:
+            world.leader.had(message.number)
+        world.leader.broken()
+        world.follower.broken(A)
+    world.exchange()
+    world.check()
+    assert await world.follower.arrive(world.version)
+    world.follower.close()
+    await world.follower.end()
+    world.check()
+
+
+async def test_who_lags_too_far_is_given_up_and_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "LEAST_KEPT", 60)
+    world = World()
+    world.leader.reach(3)
+    for _ in range(4):
+        world.step()
+    assert world.leader.over
+    assert world.ahead.posted[-1] == Passed(7, -1, 0, ())
+    world.exchange()
+    assert not await world.follower.caught()
+    await world.follower.end()
+    assert not world.behind.variables.inventory()
+    assert not any(isinstance(message, Had) for message in world.behind.told())
+
+
+async def test_nobody_leads_from_a_version_that_is_over_or_while_others_write() -> None:
+    late, written = World(), World()
+    late.leader.reach(4)
+    assert not late.leader.begun.result()
+    assert written.ahead.variables.try_hold(frozenset(), frozenset([W]))
+    written.leader.reach(3)
+    assert not written.leader.begun.result()
