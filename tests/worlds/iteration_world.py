@@ -25,6 +25,7 @@ from flowrt.kernels.ops.combining import summing
 from flowrt.sched.drivers.messages import Allow, Batch, BeginReplica, BeginServer, Ended, Report
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import Rendezvous
+from flowrt.sched.host.spares import Spares
 from flowrt.sched.host.variables import Variables
 from flowrt.sched.policies import AllOf, FirstOf, policy_to_data
 from flowrt.sched.runs.iterations import Iterations
@@ -66,6 +67,7 @@ class FakeHost:
         self.variables = Variables(task)
         self.rendezvous = Rendezvous()
         self.memory = Memory()
+        self.spares = Spares(self.memory)
         self.random = random.Random(0)
         self.delay = None
         self.inventory = self.variables.inventory
