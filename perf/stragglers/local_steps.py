@@ -218,7 +218,7 @@ def draw(plot: Figure, paces: dict[int, float], losses: dict[str, dict[int, floa
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--k", type=int, nargs="+", default=[16, 128], help="local steps; default: %(default)s")
+    parser.add_argument("--k", type=int, nargs="+", default=[16, 192], help="local steps; default: %(default)s")
     parser.add_argument("--batch", type=int, default=256, help="samples of a batch; default: %(default)s")
     parser.add_argument("--gigabits", type=float, default=1.0, help="a second, of each link; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="versions that are timed; default: %(default)s")
@@ -231,4 +231,4 @@ if __name__ == "__main__":
         case ["--alone", text]:
             alone(int(text))
         case _:
-            run(__file__, measure, replicas=2, steps=384, add=add)
+            run(__file__, measure, replicas=2, steps=768, add=add)
