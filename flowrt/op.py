@@ -311,7 +311,7 @@ class Op:
         if not args or len(args) != self._tensors_alone:
             return False
         for value in args:
-            if getattr(value, "__tensor__", value) is not None or value.builder is not builder:
+            if value is None or getattr(value, "__tensor__", value) is not None or value.builder is not builder:
                 return False
         return not self.promote or len(args) == 1 or len({builder.spec(value).dtype for value in args}) == 1
 

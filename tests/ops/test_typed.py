@@ -29,7 +29,7 @@ def functions() -> Iterator[tuple[str, Any]]:
     for space, module in (("fr", fr.ops), ("fr.nn", fr.nn), ("fr.random", fr.random)):
         for name in module.__all__:
             value = getattr(module, name)
-            if not inspect.isclass(value) and not inspect.ismodule(value):
+            if not inspect.isclass(value) and not inspect.ismodule(value) and value is not fr.mixed_precision:
                 yield f"{space}.{name}", value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,6 +175,7 @@ class Way:
     def __init__(self) -> None:
         self.posted: list[Any] = []
         self.later: list[Callable[[], None]] | None = None
+        self.tasks = self
 
     def post(self, peer: str, message: Any) -> None:
         self.posted.append(message)
@@ -189,6 +190,18 @@ class Way:
         else:
             self.later.append(lambda: then(found))
 
+    def start(self, work: Coroutine[Any, None, None]) -> None:
+        assert self.later is not None
+
+        def whole() -> None:
+            with pytest.raises(StopIteration):
+                work.send(None)
+
+        self.later.append(whole)
+
+    async def run_plan(self, plan: Any, feeds: list[Array], context: tuple[int, int]) -> list[Array]:
+        return [feeds[0] + context[0]]
+
     def go_on(self) -> list[Any]:
         """What was posted, once what was put off is computed."""
         waiting, self.later = self.later or [], None
@@ -199,8 +212,10 @@ class Way:
 
 
 PLAN: Any = SimpleNamespace(
-    plan=SimpleNamespace(feeds=[SimpleNamespace(spec=fr.Spec("int64", (None,)), name="", site="")])
+    plan=SimpleNamespace(feeds=[SimpleNamespace(spec=fr.Spec("int64", (None,)), name="", site="")]),
+    run_now=lambda feeds, version: [feeds[0] + version],
 )
+LONG: Any = SimpleNamespace(plan=PLAN.plan, run_now=lambda feeds, version: None)
 SERVER: Any = SimpleNamespace(run=1, server=0, replicas=("a", "b"), group="t", staleness=0)
 
 
@@ -234,11 +249,13 @@ def test_batches_that_are_named_far_ahead_are_given_rows_in_turn() -> None:
 
 def test_rows_that_take_long_come_behind_their_version() -> None:
     way: Any = Way()
-    gathering = Gathering(SERVER, PLAN, way, lambda *error: None, lambda: None)
+    way.later, rested = [], []
+    gathering = Gathering(SERVER, LONG, way, lambda *error: None, lambda: rested.append(True))
     gathering.hear(wants(4), 0)
-    way.later = []
     assert gathering.give(1, 5) == (4, ())
+    assert not gathering.rests
     assert [(type(m), m.version, m.number, m.rows) for m in way.go_on()] == [(AskedRows, 5, 4, ([9],))]
+    assert (gathering.rests, rested) == (True, [True])
 
 
 class Asker:
