@@ -28,6 +28,7 @@ PROMISES = {
     4: "A stopped worker slows the median step by a tenth at most, is named within 3 s, is handed no more than one "
     "batch, and counts again within 2 s of going on",
     5: "A partition applies nothing twice, and training goes on within 5 s of its end",
+    10: "Checkpoints survive kills: the newest that was acknowledged is restored, and nothing is left lying",
     30: "A client's death leaves all servers at one version, and the next client goes on from there",
     32: "Every batch ends exactly once, and the variables are, to the bit, what the reports say",
     33: "What was away counts again: within 2 s of going on where it was stopped, within 10 s where it was cut off",
@@ -40,7 +41,8 @@ HEAD = """# Reliability
 
 What is promised under fault, how often it was tried, and how often it was broken. This page is made from the records
 in `docs/reliability/` by `perf/chaos/records.py`; each says the command that made it, and those of one fault add up.
-`scripts/chaos`, `perf/chaos/partitions.py` and `perf/chaos/freezing.py` try again, with `--json docs/reliability`.
+`scripts/chaos`, `perf/chaos/partitions.py` and `perf/chaos/freezing.py` try again, with `--json docs/reliability`;
+of checkpoints the tests do.
 
 | promise | fault | times | violations | what was seen |
 |---|---|---|---|---|
