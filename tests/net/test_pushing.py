@@ -77,7 +77,7 @@ async def test_what_turns_out_small_is_pushed_and_what_turns_out_large_is_announ
             assert np.array_equal(got[1], np.full(size, 1.5))
             ways = {"Push": 2} if 8 * size <= SMALL else {"Announce": 2, "Pull": 3, "Value": 3}
             assert {kind: counts[kind] for kind in ways} == ways
-            assert counts["Offer"] == (8 * size > SMALL)  # the client's feed, which is asked for ahead
+            assert counts["TooLarge"] == (8 * size > SMALL)  # the client's feed, which is asked for ahead
         await made.assert_well()
 
 
