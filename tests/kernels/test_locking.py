@@ -139,7 +139,7 @@ def test_the_lock_of_a_holder_that_was_killed_is_free(folder: Path, monkeypatch:
 
 
 WAITING = """
-import fcntl, os, sys
+import fcntl, os, sys, time
 import numpy as np
 import flowrt as fr
 from flowrt.kernels.store import locking
@@ -148,6 +148,19 @@ from flowrt.kernels.language.variants import symbol_of
 from flowrt.kernels.store.objects import cache_folder
 
 locking._patience = 1000.0
+
+class Telling:
+    monotonic, told = staticmethod(time.monotonic), False
+
+    @classmethod
+    def sleep(cls, seconds):
+        if not cls.told:
+            cls.told = True
+            print("waits", flush=True)
+        time.sleep(seconds)
+
+if sys.argv[1] == "eager":
+    locking.time = Telling
 
 @fr.op
 def slow_to_come(x: fr.Spec) -> fr.Spec:
@@ -166,10 +179,10 @@ one = np.ones(3, np.float32)
 with fr.Graph() as graph:
     y = slow_to_come(fr.constant(one))
 try:
-    print("waits", flush=True)
     if sys.argv[1] == "eager":
         slow_to_come(one)
     else:
+        print("waits", flush=True)
         with fr.BlockingSession(graph) as session:
             session.run(y)
 except KeyboardInterrupt:
@@ -194,6 +207,7 @@ def test_ctrl_c_ends_the_wait_for_a_lock(way: str, folder: Path) -> None:
             while not select.select([child.stdout], [], [], 5)[0]:
                 child.send_signal(signal.SIGINT)
             assert child.stdout.read() == "interrupted\n"
-            assert child.wait(20) == 0
+            # before a session waits, the interrupt may meet the string that a class is made of: Python exits by it then
+            assert child.wait(20) in ({0} if way == "eager" else {0, -signal.SIGINT})
         finally:
             child.kill()
