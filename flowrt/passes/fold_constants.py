@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.base.attributes import Attr, attr_key
-from flowrt.base.errors import FlowrtError, InternalError
+from flowrt.base.errors import FlowrtError, InternalError, StepCancelled
 from flowrt.base.spec import Spec, spec_of, value_known
 from flowrt.op import Op, lookup
 from flowrt.passes.step import NO_GUARDS, Ref, StepGraph, StepNode, guards_of, infer, keep_needed
@@ -105,6 +105,8 @@ def _value(node: StepNode, constants: Mapping[int, Array], evaluate: Evaluate | 
         given.insert(0, np.broadcast_to(spec.dtype.type(0), spec.concrete))
     try:
         found = evaluate(node.op, given, node.attrs)[0]
+    except StepCancelled:  # while it waited for a kernel
+        raise
     except FlowrtError:
         return None
     if not spec.accepts(found.dtype, found.shape):

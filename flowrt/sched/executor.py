@@ -277,12 +277,12 @@ class Executor:
 
     def carry_out_timed(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
         """`carry_out` in a lane; learns how long the unit takes, since what it is predicted to take is a guess."""
-        tape = None if unit.region is None else self.tapes.get(unit.region, inputs)
         runner = self.runners[unit.nodes[0]] if unit.action is Action.COMPUTE else None
-        began = time.perf_counter()
         with while_wanted(lambda: not words[STATUS]):
+            tape = None if unit.region is None else self.tapes.get(unit.region, inputs)
+            began = time.perf_counter()
             outputs = self.carry_out(unit, inputs, words)
-        seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - began
         if tape is not None:
             tape.took(seconds)
         elif runner is not None:

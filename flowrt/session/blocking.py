@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from flowrt.base.errors import ClosedError, GraphError, carried_site, user_site
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, shorten
+from flowrt.kernels.store.locking import while_wanted
 from flowrt.misuse import standing
 from flowrt.session.interrupts import InterruptWatch
 from flowrt.session.session import Session
@@ -32,6 +33,7 @@ class LoopThread:
         self._failure: BaseException | None = None
         self._gate = threading.Lock()  # what is called before the loop is told to stop gets its answer
         self._closed = False
+        self._given_up: object = None  # the work that an interrupt ended last
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._main, name="flowrt-loop", daemon=True)
         self._thread.start()
@@ -45,7 +47,8 @@ class LoopThread:
                 self._loop = runner.get_loop()
                 self._stop = asyncio.Event()
                 self._loop.call_soon(self._started.set)
-                runner.run(self._wait())
+                with while_wanted(self._is_wanted):
+                    runner.run(self._wait())
         except BaseException as error:
             if self._started.is_set():
                 raise
@@ -65,6 +68,11 @@ class LoopThread:
     async def _wait(self) -> None:
         await self._stop.wait()
 
+    def _is_wanted(self) -> bool:
+        """Whether somebody waits for what runs on the loop now, though it awaits nothing and cannot be cancelled."""
+        task = asyncio.current_task(self._loop)
+        return task is None or task.get_coro() is not self._given_up
+
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it; an interrupt of the calling thread cancels it."""
         future = self._submit(work)
@@ -73,6 +81,7 @@ class LoopThread:
         except BaseException:
             if future.cancelled():
                 raise ClosedError(f"{user_site()}: the session was closed meanwhile") from None
+            self._given_up = work
             future.cancel()
             raise
         finally:

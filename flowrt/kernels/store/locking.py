@@ -3,11 +3,12 @@
 Law: whoever holds the lock file of an object makes it. The system frees the lock of a holder that died; for one that
 was stopped, frozen or starved others wait `PATIENCE` seconds and then make the object themselves: objects are put in
 their places whole, so that two make the same costs time and nothing else. Who waits looks up often, so it can be
-interrupted, and gives up once nobody wants what it waits for.
+interrupted, and gives up once nobody wants what it waits for or the task it waits in is cancelled.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import logging
 import os
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import StepCancelled
 
@@ -42,7 +43,8 @@ _patience = PATIENCE
 @contextmanager
 def while_wanted(wanted: Callable[[], bool]) -> Iterator[None]:
     """Give up what this thread makes in the block, between two objects, once ``wanted()`` is false."""
-    before, _present.wanted = _present.wanted, wanted
+    before = _present.wanted
+    _present.wanted = wanted if before is None else lambda: before() and wanted()
     try:
         yield
     finally:
@@ -55,11 +57,29 @@ def check_wanted() -> None:
         raise StepCancelled("stopped before its kernels were compiled")
 
 
+class _Wait:
+    """A wait in this thread, and in the task that runs in it: its loop cannot tell the task that it is cancelled."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+        with suppress(RuntimeError):  # no loop runs here
+            self._task = asyncio.current_task()
+        self._cancels = 0 if self._task is None else self._task.cancelling()
+
+    def go_on(self) -> None:
+        """Raise `StepCancelled` where nobody wants what is waited for, `CancelledError` where the task is cancelled."""
+        check_wanted()
+        if self._task is not None and self._task.cancelling() > self._cancels:
+            raise asyncio.CancelledError
+
+
 @contextmanager
 def held(lock: threading.RLock) -> Iterator[None]:
-    """Hold a lock of this process's threads; waiting for it ends as `check_wanted` says."""
-    while not lock.acquire(timeout=LONGEST_NAP):
-        check_wanted()
+    """Hold a lock of this process's threads; who waits for it can be interrupted."""
+    if not lock.acquire(blocking=False):
+        wait = _Wait()
+        while not lock.acquire(timeout=LONGEST_NAP):
+            wait.go_on()
     try:
         yield
     finally:
@@ -104,12 +124,12 @@ def _lock(path: Path, found: Callable[[], bool]) -> int | None:
 def _is_ours(handle: int, until: float, found: Callable[[], bool]) -> bool:
     """Wait for the lock on an open file; answers whether we have it."""
     global _patience
-    nap = 0.0
+    wait, nap = _Wait(), 0.0
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            check_wanted()
+            wait.go_on()
         else:
             _patience = PATIENCE if nap else _patience
             return True
