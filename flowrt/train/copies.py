@@ -20,6 +20,7 @@ from flowrt.base.errors import FlowrtError, NodeLost, RemoteError
 from flowrt.base.plan import Plan, PlanNode
 from flowrt.finishing import together
 from flowrt.passes import Client, Compiled, StandIn, StandIns
+from flowrt.sched.drivers.following import FollowNobody
 from flowrt.sched.drivers.inquiries import Hash, Look
 from flowrt.sched.drivers.messages import Stop
 from flowrt.sched.runs.iterations import left_from_data
@@ -259,9 +260,13 @@ class Copies:
                     raise
                 there.discard(task)
 
+        async def take(task: str) -> None:
+            await runner.command(task, FollowNobody(self.trainer.container, self.trainer.name))
+            await self._copy(self._holders.variables[task], self._holders.after(task), task)
+
         async def restore(task: str) -> None:
             try:
-                await give(task, self._copy(self._holders.variables[task], self._holders.after(task), task))
+                await give(task, take(task))
             finally:
                 at_home[task].set()
 

@@ -103,9 +103,9 @@ class Following:
             with suppress(FlowrtError):
                 await self._runner.command(task, Unfollow(self._number))
 
-        tasks, self._tasks = self._tasks, ()
         away = self._runner.lost | self._runner.suspects
-        await together(end(task) for task in tasks if task not in away)
+        await together(end(task) for task in self._tasks if task not in away)
+        self._tasks = ()  # not before: what is cancelled may not have been told
 
 
 def _as_data(leading: Leading) -> tuple[tuple[Any, ...], ...]:

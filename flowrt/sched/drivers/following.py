@@ -77,7 +77,15 @@ class Unfollow:
     follow: int
 
 
-ABOUT_FOLLOWING: tuple[type[Any], ...] = (Follow, Lead, Caught, Arrive, Unfollow)
+@valueclass
+class FollowNobody:
+    """End all that follow of a trainer, here, whoever had them: what is held here is about to be copied here."""
+
+    container: str
+    group: str
+
+
+ABOUT_FOLLOWING: tuple[type[Any], ...] = (Follow, Lead, Caught, Arrive, Unfollow, FollowNobody)
 
 
 @valueclass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import InternalError, RemoteError
 from flowrt.sched.drivers.closed import Closed
-from flowrt.sched.drivers.following import Arrive, Caught, Follow, Had, Lead, Passed, Unfollow
+from flowrt.sched.drivers.following import Arrive, Caught, Follow, FollowNobody, Had, Lead, Passed, Unfollow
 from flowrt.sched.server.follower import Follower
 from flowrt.sched.server.leading import Leader
 
@@ -62,6 +62,10 @@ class Followings:
                 return await self._follower(follow).arrive(version)
             case Unfollow(follow):
                 await self._end(follow)
+                return None
+            case FollowNobody(container, group):
+                for other in self._of(container, group):
+                    await self._end(other)
                 return None
             case _:
                 raise InternalError(f"{type(asked).__name__} is not about following")
