@@ -171,6 +171,7 @@ class Op:
         name: str | None = None,
         core: int = 0,
         widens: bool = False,
+        gradient: Callable[..., Sequence[Any]] | None = None,
         **stated: Unpack[Stated],
     ) -> None:
         self.name = name or infer.__name__
@@ -192,7 +193,7 @@ class Op:
         self.absent_gradients = (
             False  # whether the rule is given None, not zeros, for outputs that nothing came back to
         )
-        self.gradient_rule: Callable[..., Sequence[Any]] | None = None
+        self.gradient_rule = gradient
         self._infer = infer
         self._placed = [p.name for p in self.parameters if p.placed]
         self._defaults = {p.name: p.default for p in self.parameters if p.default is not inspect.Parameter.empty}
@@ -212,7 +213,10 @@ class Op:
         return lookup, (self.name,)  # as functions are, by name
 
     def gradient(self, rule: Rule) -> Rule:
-        """Decorator: ``rule(node, *output_gradients)`` answers one gradient (or None) per input."""
+        """Decorator: ``rule(node, *output_gradients)`` answers one gradient (or None) per input.
+
+        A rule of one expression may stand at the op instead: ``@fr.op(gradient=lambda node, dy: (dy * 2,))``.
+        """
         self.gradient_rule = rule
         return rule
 
@@ -392,6 +396,7 @@ def register(
     name: str | None = None,
     core: int = 0,
     widens: bool = False,
+    gradient: Callable[..., Sequence[Any]] | None = None,
     **stated: Unpack[Stated],
 ) -> Any:
     """What the decorator `flowrt.op` does: make ``infer`` an op of the registry.
@@ -400,11 +405,19 @@ def register(
     their inputs; an ``effect`` waits on the event loop and has no kernel. ``name`` is for an op behind a function that
     bears its name and brings arguments into one form first. ``core`` counts the last axes of each input that do not
     broadcast (NumPy's core dimensions). An op that ``widens`` takes numbers that the common dtype cannot hold: of use
-    where the result is of another. What else is ``stated`` are its `Traits`, which passes and the scheduler ask for.
+    where the result is of another. ``gradient`` is its rule, where that is one expression: see `Op.gradient`. What else
+    is ``stated`` are its `Traits`, which passes and the scheduler ask for.
     """
 
     def enter(fn: Callable[..., Any]) -> Op:
-        made = Op(fn, promote=promote, stateful=stateful, effect=effect, name=name, core=core, widens=widens, **stated)
+        settings: dict[str, Any] = {
+            "promote": promote,
+            "stateful": stateful,
+            "effect": effect,
+            "name": name,
+            "core": core,
+        }
+        made = Op(fn, widens=widens, gradient=gradient, **settings, **stated)
         if made.name in REGISTRY and REGISTRY[made.name].__module__ != made.__module__:
             raise GraphError(f"an op named {made.name!r} exists already, in {REGISTRY[made.name].__module__}")
         REGISTRY[made.name], TRAITS[made.name] = made, made.traits

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
             name: str | None = None,
             core: int = 0,
             widens: bool = False,
+            gradient: Callable[..., Sequence[Any]] | None = None,
             **stated: Unpack[Stated],
         ) -> Registering: ...
 

@@ -3,27 +3,9 @@
 What a family's ``__all__`` names is `flowrt`'s own; `nn` and `random` are spaces of names beside it.
 """
 
+import types as _types
 import typing as _typing
 
-from flowrt.ops import (
-    activation,
-    comparison,
-    contraction,
-    elementwise,
-    flow,
-    index,
-    linalg,
-    loops,
-    precision,
-    queues,
-    reduce,
-    routing,
-    shape,
-    slices,
-    source,
-    state,
-    trigonometry,
-)
 from flowrt.ops import fused as _fused  # noqa: F401  (which passes make)
 from flowrt.ops import nn as nn
 from flowrt.ops import random as random
@@ -45,27 +27,6 @@ from flowrt.ops.source import *
 from flowrt.ops.state import *
 from flowrt.ops.trigonometry import *
 
-_FAMILIES = (
-    activation,
-    comparison,
-    contraction,
-    elementwise,
-    flow,
-    index,
-    linalg,
-    loops,
-    precision,
-    queues,
-    reduce,
-    routing,
-    shape,
-    slices,
-    source,
-    state,
-    trigonometry,
-)
-
-if (
-    not _typing.TYPE_CHECKING
-):  # checkers read lists that are written out alone, and without one take what is imported above
-    __all__ = ["nn", "random", *(name for family in _FAMILIES for name in family.__all__)]
+if not _typing.TYPE_CHECKING:  # checkers read lists that are written out alone, and take what is imported without one
+    _modules = {name for name, value in globals().items() if isinstance(value, _types.ModuleType)}
+    __all__ = ["nn", "random", *(name for name in globals() if name not in _modules and not name.startswith("_"))]

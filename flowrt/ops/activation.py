@@ -29,15 +29,10 @@ FAR = 40.0  # so far from 0 no float is left of a normal number's density
 FARTHEST = -1e30  # below, x times a probability is 0, and at -inf no product says so
 
 
-@op
+@op(gradient=lambda node, dy: (dy * sigmoid(node.inputs[0]),))
 def softplus(x: Operand, *, name: str | None = None) -> Result:
     """``log(1 + exp(x))``, without overflow."""
     return as_float(x)
-
-
-@softplus.gradient
-def softplus_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * sigmoid(node.inputs[0]),)
 
 
 @whole

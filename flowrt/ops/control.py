@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -171,17 +171,8 @@ def _iteration(
     return _infer_loop(inputs, body, cond, carried, scanned, counted, reverse, limit, parallel_iterations)
 
 
-loop, stateful_loop = op(name="loop")(_iteration), op(name="stateful_loop", stateful=True)(_iteration)
-
-
-@loop.gradient
-def loop_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
-    return _Backward(node, slopes).answers()
-
-
-@stateful_loop.gradient
-def stateful_loop_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
-    raise _no_way_back(node)
+loop = op(name="loop", gradient=lambda node, *slopes: _Backward(node, slopes).answers())(_iteration)
+stateful_loop = op(name="stateful_loop", stateful=True, gradient=lambda node, *slopes: _no_way_back(node))(_iteration)
 
 
 def _choose(inputs: Sequence[Operand], *, if_true: Plan, if_false: Plan, name: str | None = None) -> tuple[Result, ...]:
@@ -192,18 +183,8 @@ def _choose(inputs: Sequence[Operand], *, if_true: Plan, if_false: Plan, name: s
     return _infer_cond(inputs, if_true, if_false)
 
 
-choose, stateful_cond = op(name="cond")(_choose), op(name="stateful_cond", stateful=True)(_choose)
-
-
-@choose.gradient
-def cond_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
-    return _choose_slopes(node, slopes)
-
-
-@stateful_cond.gradient
-def stateful_cond_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
-    raise _no_way_back(node)
-
+choose = op(name="cond", gradient=lambda node, *slopes: _choose_slopes(node, slopes))(_choose)
+stateful_cond = op(name="stateful_cond", stateful=True, gradient=lambda node, *slopes: _no_way_back(node))(_choose)
 
 for _op in (loop, stateful_loop, choose, stateful_cond):
     _op.absent_gradients = True
@@ -212,8 +193,8 @@ for _op in (loop, stateful_loop, choose, stateful_cond):
 # ── gradients ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _no_way_back(node: Node) -> GraphError:
-    return GraphError(
+def _no_way_back(node: Node) -> NoReturn:
+    raise GraphError(
         f"{node.op.name} {node.name!r} ({node.site}): no gradient goes through a body that reads or changes state; "
         "keep assignments, reads and queues out of it (a variable itself may be used), or cut it off with stop_gradient"
     )

@@ -68,38 +68,22 @@ def _numbers(what: str, x: Spec) -> Spec:
     return x
 
 
-@op(promote=True)
+@op(promote=True, gradient=lambda node, dy: (dy, dy))
 def add(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """``a + b``; of bools, whether either is true."""
     return carry_each(_both(a, b), lambda m, n: m + n, a, b)
 
 
-@add.gradient
-def add_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return dy, dy
-
-
-@op(promote=True)
+@op(promote=True, gradient=lambda node, dy: (dy, -dy))
 def subtract(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """``a - b``."""
     return carry_each(_both(_numbers("the difference", a), b), lambda m, n: m - n, a, b)
 
 
-@subtract.gradient
-def subtract_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return dy, negative(dy)
-
-
-@op(promote=True)
+@op(promote=True, gradient=lambda node, dy: (dy * node.inputs[1], dy * node.inputs[0]))
 def multiply(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """``a * b``; of bools, whether both are true."""
     return carry_each(_both(a, b), lambda m, n: m * n, a, b)
-
-
-@multiply.gradient
-def multiply_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    a, b = node.inputs
-    return dy * b, dy * a
 
 
 @op(promote=True)
@@ -122,16 +106,11 @@ def floor_divide(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     return carry_each(out, lambda m, n: m // n if n else 0, a, b)
 
 
-@op(promote=True)
+@op(promote=True, gradient=lambda node, dy: (dy, -(dy * floor_divide(*node.inputs))))
 def remainder(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """What ``floor_divide`` leaves, with the sign of ``b``. An integer modulo zero is 0."""
     out = _both(_numbers("the remainder", a), b)
     return carry_each(out, lambda m, n: m % n if n else 0, a, b)
-
-
-@remainder.gradient
-def remainder_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return dy, negative(dy * floor_divide(*node.inputs))
 
 
 @op(promote=True)
@@ -185,7 +164,7 @@ def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> 
     return held
 
 
-@op(promote=True)
+@op(promote=True, gradient=lambda node, dy: (dy,) * len(node.inputs))
 def add_n(values: Sequence[Operand], *, name: str | None = None) -> Result:
     """The sum of tensors of one shape."""
     if not values:
@@ -193,31 +172,10 @@ def add_n(values: Sequence[Operand], *, name: str | None = None) -> Result:
     return Spec(values[0].dtype, merged([v.dims for v in values], values))
 
 
-@add_n.gradient
-def add_n_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy,) * len(node.inputs)
-
-
-@op
+@op(gradient=lambda node, dy: (-dy,))
 def negative(x: Operand, *, name: str | None = None) -> Result:
     """``-x``."""
     return carry_each(_numbers("the negative", x).without_value(), lambda n: -n, x)
-
-
-@negative.gradient
-def negative_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (negative(dy),)
-
-
-@op
-def abs(x: Operand, *, name: str | None = None) -> Result:
-    """The absolute value."""
-    return x.without_value()
-
-
-@abs.gradient
-def abs_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * sign(node.inputs[0]),)
 
 
 @no_gradient
@@ -227,138 +185,94 @@ def sign(x: Operand, *, name: str | None = None) -> Result:
     return _numbers("the sign", x).without_value()
 
 
-@op
+@op(gradient=lambda node, dy: (dy * sign(node.inputs[0]),))
+def abs(x: Operand, *, name: str | None = None) -> Result:
+    """The absolute value."""
+    return x.without_value()
+
+
+@op(gradient=lambda node, dy: (dy * node.outputs[0],))
 def exp(x: Operand, *, name: str | None = None) -> Result:
     """e to the power ``x``."""
     return as_float(x)
 
 
-@exp.gradient
-def exp_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * node.outputs[0],)
-
-
-@op
+@op(gradient=lambda node, dy: (dy / node.inputs[0],))
 def log(x: Operand, *, name: str | None = None) -> Result:
     """The natural logarithm: -inf at 0, NaN below."""
     return as_float(x)
 
 
-@log.gradient
-def log_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy / node.inputs[0],)
-
-
-@op
+@op(gradient=lambda node, dy: (dy * (node.outputs[0] + 1.0),))
 def expm1(x: Operand, *, name: str | None = None) -> Result:
     """``exp(x) - 1``, exact where ``x`` is small."""
     return as_float(x)
 
 
-@expm1.gradient
-def expm1_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * (node.outputs[0] + 1.0),)
-
-
-@op
+@op(gradient=lambda node, dy: (dy / (node.inputs[0] + 1.0),))
 def log1p(x: Operand, *, name: str | None = None) -> Result:
     """``log(1 + x)``, exact where ``x`` is small: -inf at -1, NaN below."""
     return as_float(x)
 
 
-@log1p.gradient
-def log1p_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy / (node.inputs[0] + 1.0),)
-
-
-@op
-def erf(x: Operand, *, name: str | None = None) -> Result:
-    """The error function, 2 / sqrt(pi) times the integral of exp(-t²) from 0 to ``x``."""
-    return as_float(x)
-
-
-@erf.gradient
-def erf_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * (exp(negative(square(node.inputs[0]))) * (2 / math.sqrt(math.pi))),)
-
-
-@op
-def sqrt(x: Operand, *, name: str | None = None) -> Result:
-    """The square root; NaN below 0."""
-    return as_float(x)
-
-
-@sqrt.gradient
-def sqrt_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * 0.5 / node.outputs[0],)
-
-
-@op
-def rsqrt(x: Operand, *, name: str | None = None) -> Result:
-    """One over the square root."""
-    return as_float(x)
-
-
-@rsqrt.gradient
-def rsqrt_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    y = node.outputs[0]
-    return (dy * -0.5 * y / node.inputs[0],)
-
-
-@op
+@op(gradient=lambda node, dy: (dy * 2.0 * node.inputs[0],))
 def square(x: Operand, *, name: str | None = None) -> Result:
     """``x * x``."""
     return x.without_value()
 
 
-@square.gradient
-def square_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * 2.0 * node.inputs[0],)
+@op(gradient=lambda node, dy: (dy * (exp(negative(square(node.inputs[0]))) * (2 / math.sqrt(math.pi))),))
+def erf(x: Operand, *, name: str | None = None) -> Result:
+    """The error function, 2 / sqrt(pi) times the integral of exp(-t²) from 0 to ``x``."""
+    return as_float(x)
 
 
-@op
+@op(gradient=lambda node, dy: (dy * 0.5 / node.outputs[0],))
+def sqrt(x: Operand, *, name: str | None = None) -> Result:
+    """The square root; NaN below 0."""
+    return as_float(x)
+
+
+@op(gradient=lambda node, dy: (dy * -0.5 * node.outputs[0] / node.inputs[0],))
+def rsqrt(x: Operand, *, name: str | None = None) -> Result:
+    """One over the square root."""
+    return as_float(x)
+
+
+@op(gradient=lambda node, dy: (-(dy * square(node.outputs[0])),))
 def reciprocal(x: Operand, *, name: str | None = None) -> Result:
     """``1 / x``; of integers in float64, like `divide`."""
     return as_float(x)
 
 
-@reciprocal.gradient
-def reciprocal_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (negative(dy * square(node.outputs[0])),)
-
-
-@op
+@op(gradient=lambda node, dy: (dy * (1.0 - square(node.outputs[0])),))
 def tanh(x: Operand, *, name: str | None = None) -> Result:
     """The hyperbolic tangent."""
     return as_float(x)
 
 
-@tanh.gradient
-def tanh_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * (1.0 - square(node.outputs[0])),)
-
-
-@op
+@op(gradient=lambda node, dy: (dy * node.outputs[0] * (1.0 - node.outputs[0]),))
 def sigmoid(x: Operand, *, name: str | None = None) -> Result:
     """``1 / (1 + exp(-x))``, without overflow."""
     return as_float(x)
 
 
-@sigmoid.gradient
-def sigmoid_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    y = node.outputs[0]
-    return (dy * y * (1.0 - y),)
+@op(promote=("a", "b"))
+def where(condition: Operand, a: Operand, b: Operand, *, name: str | None = None) -> Result:
+    """``a`` where ``condition`` holds (is not zero), else ``b``."""
+    return Spec(a.dtype, broadcast(condition, a, b))
 
 
-@op
+@where.gradient
+def where_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    condition = node.inputs[0]
+    return None, where(condition, dy, 0), where(condition, 0, dy)
+
+
+@op(gradient=lambda node, dy: (where(greater(node.outputs[0], 0), dy, 0),))
 def relu(x: Operand, *, name: str | None = None) -> Result:
     """``x`` where it is positive, else 0; NaN stays NaN."""
     return _numbers("relu", x).without_value()
-
-
-@relu.gradient
-def relu_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (where(greater(node.outputs[0], 0), dy, 0),)
 
 
 @no_gradient
@@ -382,19 +296,7 @@ def round(x: Operand, *, name: str | None = None) -> Result:
     return x.without_value()
 
 
-@op(promote=("a", "b"))
-def where(condition: Operand, a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """``a`` where ``condition`` holds (is not zero), else ``b``."""
-    return Spec(a.dtype, broadcast(condition, a, b))
-
-
-@where.gradient
-def where_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    condition = node.inputs[0]
-    return None, where(condition, dy, 0), where(condition, 0, dy)
-
-
-@op
+@op(gradient=lambda node, dy: (dy.astype(node.inputs[0].dtype),))
 def astype(x: Operand, dtype: DType, *, name: str | None = None) -> Result:
     """``x`` as another dtype; floats lose their fraction where it is an integer dtype.
 
@@ -402,8 +304,3 @@ def astype(x: Operand, dtype: DType, *, name: str | None = None) -> Result:
     where it is uint32) and is taken modulo its size, as NumPy does on most machines. NaN comes to 0.
     """
     return carry(Spec(dtype, x.dims), lambda value: value, x)
-
-
-@astype.gradient
-def astype_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (astype(dy, node.inputs[0].dtype),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.locating import fitting
@@ -33,15 +33,10 @@ __all__ = [
 ]
 
 
-@op(view=Arranged.RESHAPED)
+@op(view=Arranged.RESHAPED, gradient=lambda node, dy: (dy,))
 def identity(x: Operand, *, name: str | None = None) -> Result:
     """``x`` itself."""
     return x
-
-
-@identity.gradient
-def identity_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy,)
 
 
 @no_gradient
@@ -78,7 +73,7 @@ def switch_grad(node: Node, if_false: Tensor, if_true: Tensor) -> tuple[Any, ...
     return merge([if_false, if_true])[0], None
 
 
-@op
+@op(gradient=lambda node, dy, dindex: tuple(switch(dy, equal(node.outputs[1], i))[1] for i in range(len(node.inputs))))
 def merge(inputs: Sequence[Operand], *, name: str | None = None) -> tuple[Result, Result]:
     """The one of ``inputs`` that is not dead, and its position (int64). Dead if all are."""
     if not inputs:
@@ -99,19 +94,14 @@ def _common(values: Sequence[Spec]) -> Any:
     return tuple(column[0] if len(set(column)) == 1 else None for column in columns)
 
 
-@merge.gradient
-def merge_grad(node: Node, dy: Tensor, dindex: Tensor) -> tuple[Any, ...]:
-    return tuple(switch(dy, equal(node.outputs[1], i))[1] for i in range(len(node.inputs)))
-
-
-def _no_way_back(node: Node) -> GraphError:
-    return GraphError(
+def _no_way_back(node: Node, dy: Tensor) -> NoReturn:
+    raise GraphError(
         f"{node.op.name} {node.name!r} ({node.site}): no gradient goes through a loop made by hand; build it with "
         "fr.while_loop or fr.scan, which are differentiable"
     )
 
 
-@op
+@op(gradient=_no_way_back)
 def enter(
     x: Operand, frame: str, *, is_constant: bool = False, parallel_iterations: int = 10, name: str | None = None
 ) -> Result:
@@ -121,31 +111,16 @@ def enter(
     return x.without_value()
 
 
-@enter.gradient
-def enter_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    raise _no_way_back(node)
-
-
-@op
+@op(gradient=_no_way_back)
 def exit(x: Operand, *, name: str | None = None) -> Result:
     """``x`` outside its frame, from the iteration in which it is alive."""
     return x.without_value()
 
 
-@exit.gradient
-def exit_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    raise _no_way_back(node)
-
-
-@op
+@op(gradient=_no_way_back)
 def next_iteration(x: Operand, *, name: str | None = None) -> Result:
     """``x`` in the next iteration of its frame."""
     return x.without_value()
-
-
-@next_iteration.gradient
-def next_iteration_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    raise _no_way_back(node)
 
 
 @no_gradient

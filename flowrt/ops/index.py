@@ -85,7 +85,7 @@ def bag(x: Operand, indices: Operand, axes: int, mean: bool) -> Result:
     return Spec(x.dtype, (*indices.shape[: indices.rank - axes], *x.shape[1:]))
 
 
-@op
+@op(gradient=lambda node, dy: (take(dy, node.inputs[1], node.attrs["axis"]), None, None))
 def scatter_add(
     updates: Operand, indices: Operand, shape: Operand, axis: int = 0, *, name: str | None = None
 ) -> Result:
@@ -102,11 +102,6 @@ def scatter_add(
     if not expected.accepts(updates.dtype, updates.shape):
         raise SpecError(f"updates of {out} at {indices} along axis {axis} must be {expected}, got {updates}")
     return out
-
-
-@scatter_add.gradient
-def scatter_add_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return take(dy, node.inputs[1], node.attrs["axis"]), None, None
 
 
 @located("segment_sum")

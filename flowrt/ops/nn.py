@@ -206,6 +206,11 @@ def max_pool2d(
     return Spec(x.dtype, _pooled(x, window, strides, padding))
 
 
+@max_pool2d.gradient
+def max_pool2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (max_pool2d_spread(node.inputs[0], dy, *_pool_attrs(node)),)
+
+
 def _pooled(x: Spec, window: Any, strides: Any, padding: Any) -> Shape:
     size = pair("window", window)
     if x.dtype == bool:
@@ -225,11 +230,6 @@ def _pool_attrs(node: Node) -> tuple[Any, ...]:
     return tuple(node.attrs[k] for k in ("window", "strides", "padding"))
 
 
-@max_pool2d.gradient
-def max_pool2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (max_pool2d_spread(node.inputs[0], dy, *_pool_attrs(node)),)
-
-
 @op
 def max_pool2d_spread(
     x: Operand, dy: Operand, window: Pair = 2, strides: Pair | None = None, padding: Padding = "VALID"
@@ -244,7 +244,7 @@ def max_pool2d_spread_grad(node: Node, dx: Tensor) -> tuple[Any, ...]:
     return None, max_pool2d_pick(node.inputs[0], dx, *_pool_attrs(node))
 
 
-@op
+@op(gradient=lambda node, dy: (None, max_pool2d_spread(node.inputs[0], dy, *_pool_attrs(node))))
 def max_pool2d_pick(
     x: Operand, values: Operand, window: Pair = 2, strides: Pair | None = None, padding: Padding = "VALID"
 ) -> Result:
@@ -252,11 +252,6 @@ def max_pool2d_pick(
     if x.dims is not None and values.dims is not None:
         merged([x.dims, values.dims], [x, values])
     return Spec(values.dtype, _pooled(x, window, strides, padding))
-
-
-@max_pool2d_pick.gradient
-def max_pool2d_pick_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return None, max_pool2d_spread(node.inputs[0], dy, *_pool_attrs(node))
 
 
 @op
@@ -276,7 +271,7 @@ def avg_pool2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (avg_pool2d_spread(dy, shape_of(node.inputs[0]), *_pool_attrs(node)),)
 
 
-@op
+@op(gradient=lambda node, dx: (avg_pool2d(dx, *_pool_attrs(node)), None))
 def avg_pool2d_spread(
     dy: Operand, shape: Operand, window: Pair = 2, strides: Pair | None = None, padding: Padding = "VALID"
 ) -> Result:
@@ -286,12 +281,7 @@ def avg_pool2d_spread(
     return out
 
 
-@avg_pool2d_spread.gradient
-def avg_pool2d_spread_grad(node: Node, dx: Tensor) -> tuple[Any, ...]:
-    return avg_pool2d(dx, *_pool_attrs(node)), None
-
-
-@op
+@op(gradient=lambda node, dy: (_softmax_slope(node.outputs[0], dy, node.attrs["axis"]),))
 def softmax(x: Operand, axis: int = -1, *, name: str | None = None) -> Result:
     """``exp(x)`` over its sum along ``axis``, computed without overflow; of integers in float64."""
     return _along(x, axis)
@@ -305,25 +295,15 @@ def _along(x: Spec, axis: Any) -> Spec:
     return as_float(x)
 
 
-@softmax.gradient
-def softmax_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (_softmax_slope(node.outputs[0], dy, node.attrs["axis"]),)
-
-
 def _softmax_slope(y: Any, dy: Any, axis: Any) -> Any:
     """The gradient for the input of a softmax whose result is ``y``."""
     return y * (dy - sum(dy * y, axis, True))
 
 
-@op
+@op(gradient=lambda node, dy: (dy - exp(node.outputs[0]) * sum(dy, node.attrs["axis"], True),))
 def log_softmax(x: Operand, axis: int = -1, *, name: str | None = None) -> Result:
     """The logarithm of `softmax`, computed without overflow or loss; of integers in float64."""
     return _along(x, axis)
-
-
-@log_softmax.gradient
-def log_softmax_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy - exp(node.outputs[0]) * sum(dy, node.attrs["axis"], True),)
 
 
 @located("softmax_cross_entropy")
@@ -357,7 +337,7 @@ def _check_classes(logits: Spec, labels: Spec) -> Shape | None:
     return examples.dims if labels.dims is None else merged([examples.dims, labels.dims], [examples, labels])
 
 
-@op(name="class_cross_entropy")
+@op
 def class_cross_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> Result:
     """`softmax_cross_entropy` where labels are integers."""
     return Spec(logits.dtype, _check_classes(logits, labels))

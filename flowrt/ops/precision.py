@@ -55,7 +55,7 @@ def narrow_float16(x: Operand) -> Result:
     return _as_bits(x)
 
 
-@op(unread=(1,))
+@op(unread=(1,), gradient=lambda node, dy: (None, dy))
 def widen_bfloat16(bits: Operand, x: Operand, again: bool = False) -> Result:
     """What the bits of a bfloat16 stand for; derivatives go to ``x``, which they were made of.
 
@@ -64,20 +64,10 @@ def widen_bfloat16(bits: Operand, x: Operand, again: bool = False) -> Result:
     return _of_bits(bits)
 
 
-@widen_bfloat16.gradient
-def widen_bfloat16_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return None, dy
-
-
-@op(unread=(1,))
+@op(unread=(1,), gradient=lambda node, dy: (None, dy))
 def widen_float16(bits: Operand, x: Operand, again: bool = False) -> Result:
     """What the bits of a float16 stand for; see `widen_bfloat16`."""
     return _of_bits(bits)
-
-
-@widen_float16.gradient
-def widen_float16_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return None, dy
 
 
 WAYS: dict[str, tuple[Op, Op]] = {

@@ -70,15 +70,10 @@ def _needs_entries(what: str, x: Spec, axis: Any) -> None:
         raise SpecError(f"the {what} of no entries is not defined: {x} over axis {axis}")
 
 
-@op(reduction=Reduction("add", in_rows=True))
+@op(reduction=Reduction("add", in_rows=True), gradient=lambda node, dy: (_spread_like(dy, node),))
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The sum over ``axis``; small integers and bools are summed in 64 bits. Of no entries: 0."""
     return Spec(_wide(x.dtype), reduced(x, axis, keepdims))
-
-
-@sum.gradient
-def sum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (_spread_like(dy, node),)
 
 
 @op(reduction=Reduction("add", mean=True, in_rows=True))
@@ -102,28 +97,18 @@ def count_each(node: Node, dtype: Any) -> Any:
     return astype(divide(size(x), size(y)), dtype)
 
 
-@op(reduction=Reduction("maximum", in_rows=True))
+@op(reduction=Reduction("maximum", in_rows=True), gradient=lambda node, dy: (_shared_by_the_equal(node, dy),))
 def max(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The largest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
     _needs_entries("maximum", x, axis)
     return Spec(x.dtype, reduced(x, axis, keepdims))
 
 
-@max.gradient
-def max_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (_shared_by_the_equal(node, dy),)
-
-
-@op(reduction=Reduction("minimum", in_rows=True))
+@op(reduction=Reduction("minimum", in_rows=True), gradient=lambda node, dy: (_shared_by_the_equal(node, dy),))
 def min(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The smallest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
     _needs_entries("minimum", x, axis)
     return Spec(x.dtype, reduced(x, axis, keepdims))
-
-
-@min.gradient
-def min_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (_shared_by_the_equal(node, dy),)
 
 
 def _shared_by_the_equal(node: Node, dy: Tensor) -> Any:
@@ -234,7 +219,7 @@ def cumsum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (cumsum(dy, node.attrs["axis"], not node.attrs["reverse"]),)
 
 
-@op(view=Arranged.REPEATED)
+@op(view=Arranged.REPEATED, gradient=lambda node, dy: (sum(dy, node.attrs["axis"], node.attrs["keepdims"]), None))
 def spread(y: Operand, shape: Operand, axis: Axes = None, keepdims: bool = False) -> Result:
     """What a reduction over ``axis`` made of a tensor of ``shape``, repeated along the axes it reduced."""
     out = filled(y.dtype, shape)
@@ -251,11 +236,6 @@ def _check_spread(y: Spec, out: Spec, axis: Any, keepdims: bool) -> None:
         or builtins.any(m is not None and n is not None and m != n for m, n in zip(left, y.shape, strict=True))
     ):
         raise SpecError(f"{y} is not what a reduction of {out} over axis {axis} leaves")
-
-
-@spread.gradient
-def spread_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return sum(dy, node.attrs["axis"], node.attrs["keepdims"]), None
 
 
 def _spread_like(value: Any, node: Node) -> Any:
@@ -275,6 +255,11 @@ def broadcast_to(x: Operand, shape: Operand, *, name: str | None = None) -> Resu
     return out.with_shape(dims)
 
 
+@broadcast_to.gradient
+def broadcast_to_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return sum_to(dy, shape_of(node.inputs[0])), None
+
+
 def onto(small: Shape, large: Shape) -> Shape | None:
     """``large``, to which ``small`` broadcasts, as far as both tell it; None where it does not."""
     if len(small) > len(large):
@@ -285,12 +270,7 @@ def onto(small: Shape, large: Shape) -> Shape | None:
     return tuple(m if n is None and m != 1 else n for m, n in pairs)
 
 
-@broadcast_to.gradient
-def broadcast_to_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return sum_to(dy, shape_of(node.inputs[0])), None
-
-
-@op(idle_if_alike=True)
+@op(idle_if_alike=True, gradient=lambda node, dy: (broadcast_to(dy, shape_of(node.inputs[0])), None))
 def sum_to(x: Operand, shape: Operand, *, name: str | None = None) -> Result:
     """``x`` summed down to ``shape``, which broadcasts to its own."""
     out = filled(x.dtype, shape)
@@ -299,11 +279,6 @@ def sum_to(x: Operand, shape: Operand, *, name: str | None = None) -> Result:
     if onto(out.shape, x.shape) is None:
         raise SpecError(f"{x} cannot be summed to {out}; its sizes must be 1 or equal, from the right")
     return out
-
-
-@sum_to.gradient
-def sum_to_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return broadcast_to(dy, shape_of(node.inputs[0])), None
 
 
 @fitting

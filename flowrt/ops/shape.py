@@ -57,6 +57,11 @@ def reshape(x: Operand, shape: Operand, *, name: str | None = None) -> Result:
     return carry(out, lambda value: value.reshape(out.concrete), x) if out.known else out
 
 
+@reshape.gradient
+def reshape_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return reshape(dy, shape_of(node.inputs[0])), None
+
+
 def _resolved(x: Spec, dims: Shape) -> Shape:
     """``dims`` with what the size of ``x`` tells of one open entry."""
     open_sizes = [n for n in dims if n is None or n < 0]
@@ -67,11 +72,6 @@ def _resolved(x: Spec, dims: Shape) -> Shape:
     if not fits and not (known == 0 and open_sizes == [None]):
         raise SpecError(f"cannot reshape {x} of {x.size} entries to {dims}")
     return tuple((x.size // known if known else None) if n is None or n == -1 else n for n in dims)
-
-
-@reshape.gradient
-def reshape_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return reshape(dy, shape_of(node.inputs[0])), None
 
 
 @op
@@ -97,7 +97,7 @@ def transpose_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (transpose(dy, back),)
 
 
-@op(view=Arranged.RESHAPED)
+@op(view=Arranged.RESHAPED, gradient=lambda node, dy: (reshape(dy, shape_of(node.inputs[0])),))
 def expand_dims(x: Operand, axis: Axes, *, name: str | None = None) -> Result:
     """``x`` with new axes of size 1 at the positions ``axis`` of the result."""
     if x.dims is None:
@@ -109,12 +109,7 @@ def expand_dims(x: Operand, axis: Axes, *, name: str | None = None) -> Result:
     return carry(out, lambda value: value.reshape(-1), x) if out.rank == 1 else out
 
 
-@expand_dims.gradient
-def expand_dims_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (reshape(dy, shape_of(node.inputs[0])),)
-
-
-@op(view=Arranged.RESHAPED)
+@op(view=Arranged.RESHAPED, gradient=lambda node, dy: (reshape(dy, shape_of(node.inputs[0])),))
 def squeeze(x: Operand, axis: Axes = None, *, name: str | None = None) -> Result:
     """``x`` without the axes ``axis``, whose size is 1 (without every such axis if None)."""
     if x.dims is None or (axis is None and None in x.shape):
@@ -124,11 +119,6 @@ def squeeze(x: Operand, axis: Axes = None, *, name: str | None = None) -> Result
         raise SpecError(f"cannot squeeze axis {axis} of {x}: only axes of size 1 can go")
     out = Spec(x.dtype, tuple(n for i, n in enumerate(x.shape) if i not in axes))
     return carry(out, lambda value: value.reshape(out.concrete), x) if out.known else out
-
-
-@squeeze.gradient
-def squeeze_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (reshape(dy, shape_of(node.inputs[0])),)
 
 
 @op(promote=True)
@@ -267,17 +257,17 @@ def getitem(x: Operand, key: Any, *, name: str | None = None) -> Result:
     return carry(out, lambda value: value[_numpy_key(key)], x)
 
 
-def _numpy_key(key: Sequence[Any]) -> tuple[Any, ...]:
-    """``key`` as NumPy takes it."""
-    return tuple(slice(*k) if isinstance(k, tuple) else ... if k == "..." else k for k in key)
-
-
 @getitem.gradient
 def getitem_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (place(dy, shape_of(node.inputs[0]), node.attrs["key"]),)
 
 
-@op
+def _numpy_key(key: Sequence[Any]) -> tuple[Any, ...]:
+    """``key`` as NumPy takes it."""
+    return tuple(slice(*k) if isinstance(k, tuple) else ... if k == "..." else k for k in key)
+
+
+@op(gradient=lambda node, dy: (getitem(dy, node.attrs["key"]), None))
 def place(x: Operand, shape: Operand, key: Any, *, name: str | None = None) -> Result:
     """Zeros of ``shape`` with ``x`` at the part that ``key`` names (as in `getitem`)."""
     out = filled(x.dtype, shape)
@@ -315,11 +305,6 @@ def _stretch(key: Sequence[Any], shape: Sequence[int]) -> tuple[int, int, int] |
     if len(partial) != 1 or partial[0].axis is None or partial[0].start is None or not partial[0].count:
         return None
     return partial[0].axis, partial[0].start, partial[0].count
-
-
-@place.gradient
-def place_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return getitem(dy, node.attrs["key"]), None
 
 
 @op(name="pad")

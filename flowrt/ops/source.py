@@ -19,7 +19,7 @@ from flowrt.ops.inference import carry, described, filled
 from flowrt.typed import op
 
 if TYPE_CHECKING:
-    from flowrt.graph import Node, Tensor, TensorOrArray
+    from flowrt.graph import TensorOrArray
     from flowrt.op import DType
     from flowrt.typed import Operand, Result
 
@@ -62,7 +62,7 @@ def placeholder(dtype: DType, shape: int | Sequence[int | None] | None = None, *
     return Spec(dtype, shape)
 
 
-@op
+@op(gradient=lambda node, dy: (None,))
 def shape_of(x: Operand, *, name: str | None = None) -> Result:
     """The sizes of ``x`` as an int64 vector."""
     if x.dims is None:
@@ -70,22 +70,12 @@ def shape_of(x: Operand, *, name: str | None = None) -> Result:
     return Spec("int64", (x.rank,), x.shape)
 
 
-@shape_of.gradient
-def shape_of_grad(node: Node, dy: Tensor) -> tuple[None]:
-    return (None,)
-
-
-@op(name="full")
+@op(name="full", gradient=lambda node, dy: (None, lookup("sum")(dy)))
 def full_op(shape: Operand, value: Operand, *, name: str | None = None) -> Result:
     """A tensor of ``shape``, every entry of which is the scalar ``value``."""
     if value.dims not in (None, ()):
         raise SpecError(f"the value to fill with must be a scalar, got {value}; broadcast_to repeats an array")
     return filled(value.dtype, shape)
-
-
-@full_op.gradient
-def full_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return None, lookup("sum")(dy)
 
 
 @located("full")
@@ -106,17 +96,12 @@ def ones(shape: Operand, dtype: DType = "float32", *, name: str | None = None) -
     return full_op(shape, np.ones((), as_dtype(dtype)), name=name)
 
 
-@op(name="full_like")
+@op(name="full_like", gradient=lambda node, dy: (None, lookup("sum")(dy)))
 def full_like_op(x: Operand, value: Operand, *, name: str | None = None) -> Result:
     """A tensor shaped like ``x``, every entry of which is the scalar ``value``. It is dead where ``x`` is dead."""
     if value.dims not in (None, ()):
         raise SpecError(f"the value to fill with must be a scalar, got {value}")
     return Spec(value.dtype, x.dims)
-
-
-@full_like_op.gradient
-def full_like_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return None, lookup("sum")(dy)
 
 
 @located("full_like")
@@ -139,7 +124,7 @@ def ones_like(x: Operand, dtype: DType | None = None, *, name: str | None = None
     return full_like_op(x, np.ones((), described(x).dtype if dtype is None else as_dtype(dtype)), name=name)
 
 
-@op(name="arange")
+@op(name="arange", gradient=lambda node, dy: (None, None, None))
 def arange_op(start: Operand, stop: Operand, step: Operand, *, name: str | None = None) -> Result:
     """``start, start + step, …`` up to ``stop``, which is left out: three integer scalars."""
     if any(s.dims not in (None, ()) or s.dtype.kind not in "iu" for s in (start, stop, step)):
@@ -153,11 +138,6 @@ def arange_op(start: Operand, stop: Operand, step: Operand, *, name: str | None 
     count = len(range(start.value, stop.value, step.value))  # type: ignore[arg-type]
     out = Spec(start.dtype, (count,))
     return carry(out, lambda *bounds: range(*map(int, bounds)), start, stop, step) if count <= MAX_VALUE_SIZE else out
-
-
-@arange_op.gradient
-def arange_grad(node: Node, dy: Tensor) -> tuple[None, None, None]:
-    return None, None, None
 
 
 @located("arange")

@@ -42,59 +42,34 @@ def sin_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (dy * cos(node.inputs[0]),)
 
 
-@op
+@op(gradient=lambda node, dy: (negative(dy * sin(node.inputs[0])),))
 def cos(x: Operand, *, name: str | None = None) -> Result:
     """The cosine of ``x`` radians; NaN of infinities."""
     return as_float(x)
 
 
-@cos.gradient
-def cos_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (negative(dy * sin(node.inputs[0])),)
-
-
-@op
+@op(gradient=lambda node, dy: (dy * (1.0 + square(node.outputs[0])),))
 def tan(x: Operand, *, name: str | None = None) -> Result:
     """The tangent of ``x`` radians; NaN of infinities."""
     return as_float(x)
 
 
-@tan.gradient
-def tan_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * (1.0 + square(node.outputs[0])),)
-
-
-@op
+@op(gradient=lambda node, dy: (dy * rsqrt(1.0 - square(node.inputs[0])),))
 def asin(x: Operand, *, name: str | None = None) -> Result:
     """The angle in radians, from -pi/2 to pi/2, whose sine is ``x``; NaN beyond -1 and 1."""
     return as_float(x)
 
 
-@asin.gradient
-def asin_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * rsqrt(1.0 - square(node.inputs[0])),)
-
-
-@op
+@op(gradient=lambda node, dy: (negative(dy * rsqrt(1.0 - square(node.inputs[0]))),))
 def acos(x: Operand, *, name: str | None = None) -> Result:
     """The angle in radians, from 0 to pi, whose cosine is ``x``; NaN beyond -1 and 1."""
     return as_float(x)
 
 
-@acos.gradient
-def acos_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (negative(dy * rsqrt(1.0 - square(node.inputs[0]))),)
-
-
-@op
+@op(gradient=lambda node, dy: (dy / (1.0 + square(node.inputs[0])),))
 def atan(x: Operand, *, name: str | None = None) -> Result:
     """The angle in radians, from -pi/2 to pi/2, whose tangent is ``x``."""
     return as_float(x)
-
-
-@atan.gradient
-def atan_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy / (1.0 + square(node.inputs[0])),)
 
 
 @op(promote=True)
@@ -135,12 +110,7 @@ def sinh_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (dy * cosh(node.inputs[0]),)
 
 
-@op
+@op(gradient=lambda node, dy: (dy * sinh(node.inputs[0]),))
 def cosh(x: Operand, *, name: str | None = None) -> Result:
     """The hyperbolic cosine."""
     return as_float(x)
-
-
-@cosh.gradient
-def cosh_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * sinh(node.inputs[0]),)
