@@ -142,15 +142,12 @@ def compile_step(
         step = _reduce(step, evaluate, report)
     step = order_state(step)
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
-    elsewhere: list[str] = []
-    wishes = elsewhere if soft_placement else None
-    asked = place(step, devices=devices, default=default, supports=supports, rules=rules or {}, moved=wishes)
+    away: list[str] | None = [] if soft_placement else None
+    asked = place(step, devices=devices, default=default, supports=supports, rules=rules or {}, moved=away)
     placed = stand_in(step, asked, devices, stand_ins or {})
     placement: Mapping[int, Device] = move_gathers(step, placed, supports) if optimize else placed
     moved = 0 if placement is placed else sum(placement[i] is not device for i, device in placed.items())
-    home = _home(devices, _end(step, placement, default) if ends is Ends.FETCHED else default)
-    if ends is Ends.FETCHED:
-        placement = settle(step, placement, [d for d in devices if d.host == home.host], supports)
+    home, placement = _settled(step, placement, devices, default, supports, ends)
     names = _name_places(step, placement)
     report("place", **Counter(names.values()))
     if moved:
@@ -160,7 +157,7 @@ def compile_step(
         step, placement = _join(step, placement, supports, fusible, regions, report)
     parts = partition(step, placement, home=None if ends is Ends.USED else home, client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
-    return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host, tuple(elsewhere))
+    return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host, tuple(away or ()))
 
 
 def _lower_all(plans: Mapping[str, Plan], report: Callable[..., None]) -> dict[str, Plan]:
@@ -234,9 +231,20 @@ def _count(step: StepGraph, *ops: str) -> int:
     return sum(node.op.name in ops for node in step.nodes.values())
 
 
-def _end(step: StepGraph, placement: Mapping[int, Device], default: Device) -> Device:
-    """The device that makes the first of what is fetched."""
-    return next((placement[source] for source, _ in step.fetches if source != FED), default)
+def _settled(
+    step: StepGraph,
+    placement: Mapping[int, Device],
+    devices: Sequence[Device],
+    default: Device,
+    supports: Supports,
+    ends: Ends,
+) -> tuple[Device, Mapping[int, Device]]:
+    """Where a step is fed that has no client, and where everything is, if that is the task of what is fetched first."""
+    if ends is not Ends.FETCHED:
+        return _home(devices, default), placement
+    first = next((placement[source] for source, _ in step.fetches if source != FED), default)
+    home = _home(devices, first)
+    return home, settle(step, placement, [d for d in devices if d.host == home.host], supports)
 
 
 def _home(devices: Sequence[Device], default: Device) -> Device:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
+from flowrt.passes.joining import users_of
 from flowrt.passes.step import FED, Ref, StepGraph, StepNode, in_order
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def find_additions(
         resource = None if node.op.effect else node.resource
         if resource is not None:
             touching.setdefault(resource, []).append(node)
-    readers = _readers(step, {node.id for nodes in touching.values() for node in nodes})
+    readers = users_of(step, [node.id for nodes in touching.values() for node in nodes])
     found: list[Addition] = []
     for nodes in touching.values():
         writes = [node for node in nodes if node.op.name != READ]
@@ -80,19 +81,6 @@ def _read_for(write: StepNode, number: int) -> StepNode:
     op = lookup(READ)
     attrs = {**write.attrs, "fresh": False}
     return StepNode(number, op, f"{write.name}/value", (), op.infer([], attrs), attrs, (), write.site)
-
-
-def _readers(step: StepGraph, of: set[int]) -> dict[int, set[int]]:
-    """Who takes the values of some nodes: nodes, and `FED` for the step's own caller."""
-    readers: dict[int, set[int]] = {i: set() for i in of}
-    for node in step.nodes.values():
-        for source, _ in node.inputs:
-            if source in readers:
-                readers[source].add(node.id)
-    for source, _ in step.fetches:
-        if source in readers:
-            readers[source].add(FED)
-    return readers
 
 
 def spell_out(step: StepGraph, additions: Sequence[Addition]) -> StepGraph:

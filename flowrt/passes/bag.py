@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import normal_axes
 from flowrt.op import lookup
-from flowrt.passes.step import in_order
+from flowrt.passes.joining import joined, outside, users_of
+from flowrt.passes.step import FED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,15 +27,11 @@ if TYPE_CHECKING:
 
 def bag(step: StepGraph, placement: Mapping[int, Device], supports: Supports) -> StepGraph:
     """``step`` with sums and means of rows as single nodes, where the device has a kernel for those."""
-    readers: dict[int, set[int]] = {node.id: set() for node in step.nodes.values() if node.op.name == "take"}
-    if not readers:
+    taken = {node.id for node in step.nodes.values() if node.op.name == "take"}
+    if not taken:
         return step
-    wanted = {*step.targets, *(source for source, _ in step.fetches)}
-    for node in step.nodes.values():
-        for source, _ in node.inputs:
-            if source in readers:
-                readers[source].add(node.id)
-    alone = {rows: those.pop() for rows, those in readers.items() if len(those) == 1 and rows not in wanted}
+    users = users_of(step, taken - {*step.targets})
+    alone = {rows: next(iter(those)) for rows, those in users.items() if len(those) == 1 and FED not in those}
     pairs = {rows: total for rows, total in alone.items() if _fits(step, rows, total, placement, supports)}
     try:
         return _joined(step, pairs) if pairs else step
@@ -55,19 +52,8 @@ def _fits(step: StepGraph, rows: int, total: int, placement: Mapping[int, Device
 
 def _joined(step: StepGraph, pairs: Mapping[int, int]) -> StepGraph:
     """``step`` with ``pairs`` of rows and their sum as single nodes."""
-
-    def waits(of: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(pairs.get(n, n) for n in of))
-
     made = {total: _bag(step, step.nodes[rows], step.nodes[total]) for rows, total in pairs.items()}
-    left = (made.get(i, node) for i, node in step.nodes.items() if i not in pairs)
-    nodes = {
-        node.id: replace(node, control=waits(node.control), after=waits(node.after))
-        if any(n in pairs for n in (*node.control, *node.after))
-        else node
-        for node in left
-    }
-    return replace(step, nodes=in_order(nodes))
+    return joined(step, made, pairs)
 
 
 def _bag(step: StepGraph, rows: StepNode, total: StepNode) -> StepNode:
@@ -77,8 +63,8 @@ def _bag(step: StepGraph, rows: StepNode, total: StepNode) -> StepNode:
         op=lookup("bag"),
         inputs=rows.inputs,
         attrs={"axes": bag_axes(step, rows, total), "mean": reduction is not None and reduction.mean},
-        control=tuple(n for n in dict.fromkeys((*rows.control, *total.control)) if n != rows.id),
-        after=tuple(n for n in dict.fromkeys((*rows.after, *total.after)) if n != rows.id),
+        control=outside((rows.control, total.control), {rows.id}),
+        after=outside((rows.after, total.after), {rows.id}),
     )
 
 

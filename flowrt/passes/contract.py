@@ -15,7 +15,8 @@ from flowrt.base.errors import GraphError
 from flowrt.base.traits import TRAITS
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
-from flowrt.passes.step import FED, Ref, StepGraph, StepNode, guards_of, in_order
+from flowrt.passes.joining import joined, outside
+from flowrt.passes.step import FED, Ref, StepGraph, StepNode, guards_of
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
@@ -42,12 +43,9 @@ def contract(step: StepGraph, placement: Mapping[int, Device], supports: Support
     readers = _Readers(step, placement)
     chains = [c for node in step.nodes.values() if (c := _chain(step, node, readers, supports)) is not None]
     last = {member.id: chain.members[-1].id for chain in chains for member in chain.members}
-    nodes = {node.id: _moved(node, last) for node in step.nodes.values() if last.get(node.id, node.id) == node.id}
-    for chain in chains:
-        made = _contracted(chain, last)
-        nodes[made.id] = made
+    refs = {(member, 0): (end, 0) for member, end in last.items()}
     try:
-        return replace(step, nodes=in_order(nodes))
+        return joined(step, {chain.members[-1].id: _contracted(chain) for chain in chains}, last, refs)
     except GraphError:  # a bias that is made of what is behind the product
         return step
 
@@ -113,27 +111,15 @@ def _chain(step: StepGraph, product: StepNode, readers: _Readers, supports: Supp
     return _Chain(product, bias, lookup(fused), members)
 
 
-def _contracted(chain: _Chain, last: Mapping[int, int]) -> StepNode:
+def _contracted(chain: _Chain) -> StepNode:
     product, final = chain.product, chain.members[-1]
     activation = final.op.name if final.op.name in ACTIVATIONS else ""
     own = {member.id for member in chain.members}
-    control = tuple(dict.fromkeys(last.get(c, c) for m in chain.members for c in m.control if c not in own))
-    after = tuple(dict.fromkeys(last.get(c, c) for m in chain.members for c in m.after if c not in own))
-    made = replace(
+    return replace(
         final,
         op=chain.op,
         inputs=(*product.inputs, chain.bias),
         attrs={**product.attrs, "activation": activation},
-        control=control,
-        after=after,
+        control=outside((member.control for member in chain.members), own),
+        after=outside((member.after for member in chain.members), own),
     )
-    return replace(made, inputs=_moved(made, last).inputs)
-
-
-def _moved(node: StepNode, last: Mapping[int, int]) -> StepNode:
-    """``node`` that reads and waits for what chains became."""
-    if last.keys().isdisjoint(node.before):
-        return node
-    inputs = tuple((last.get(source, source), number) for source, number in node.inputs)
-    control, after = (tuple(dict.fromkeys(last.get(c, c) for c in waits)) for waits in (node.control, node.after))
-    return replace(node, inputs=inputs, control=control, after=after)

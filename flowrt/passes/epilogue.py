@@ -17,9 +17,10 @@ from flowrt.base.traits import Arranged, reduction_of, traits_of
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
-from flowrt.passes.fuse import Fusible, markers, moved, outside
+from flowrt.passes.fuse import Fusible, markers
+from flowrt.passes.joining import joined, outside
 from flowrt.passes.sizes import Sizes
-from flowrt.passes.step import NO_GUARDS, Ref, StepGraph, StepNode, guards_of, in_order
+from flowrt.passes.step import NO_GUARDS, Ref, StepGraph, StepNode, guards_of
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
@@ -133,14 +134,7 @@ def _rewritten(step: StepGraph, pairs: Mapping[int, _Pair]) -> StepGraph:
     refs: dict[Ref, Ref] = {(pair.product.id, 0): (reader, 0) for reader, pair in pairs.items()}
     refs |= {(reader, i): (reader, i + 1) for reader, pair in pairs.items() if pair.kept for i in _results(pair.reader)}
     made = {reader: _joined(pair) for reader, pair in pairs.items()}
-    left = (node for node in step.nodes.values() if home.get(node.id, node.id) == node.id)
-    nodes = {node.id: moved(made.get(node.id, node), refs, home) for node in left}
-    return replace(
-        step,
-        nodes=in_order(nodes),
-        fetches=tuple(refs.get(ref, ref) for ref in step.fetches),
-        targets=tuple(dict.fromkeys(home.get(i, i) for i in step.targets)),
-    )
+    return joined(step, made, home, refs)
 
 
 def _results(node: StepNode) -> range:

@@ -14,7 +14,7 @@ inference tells; where a step finds them different, the members are computed one
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -27,9 +27,10 @@ from flowrt.base.traits import RowSpace
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.passes.additions import find_additions, put_back, spell_out
+from flowrt.passes.joining import joined, outside, users_of
 from flowrt.passes.reductions import is_reduction, sums_over_axes
 from flowrt.passes.rows import common_rows, is_link, may_take, reduced_axes
-from flowrt.passes.step import FED, NO_GUARDS, Ref, StepGraph, StepNode, guards_of, in_order
+from flowrt.passes.step import FED, NO_GUARDS, Ref, StepGraph, StepNode, guards_of
 from flowrt.passes.views import find_views, join_parts
 
 if TYPE_CHECKING:
@@ -335,34 +336,13 @@ def _rewritten(step: StepGraph, grouped: Sequence[Sequence[int]], where: Mapping
         made[node.id] = node
         refs |= {ref: (node.id, number) for number, ref in enumerate(leaving)}
         home |= dict.fromkeys(members, node.id)
-    nodes: dict[int, StepNode] = {}
-    for node in step.nodes.values():
-        if home.get(node.id, node.id) == node.id and node.id not in views:
-            nodes[node.id] = moved(made.get(node.id, node), refs, home)
-    return replace(
-        step,
-        nodes=in_order(nodes),
-        fetches=tuple(refs.get(ref, ref) for ref in step.fetches),
-        targets=tuple(dict.fromkeys(home.get(i, i) for i in step.targets)),
-    )
+    left = replace(step, nodes={i: node for i, node in step.nodes.items() if i not in views}) if views else step
+    return joined(left, made, home, refs)
 
 
 def _views_of(step: StepGraph, members: Sequence[int], views: Collection[int]) -> list[int]:
     """The views that a group reads."""
     return list(dict.fromkeys(source for i in members for source, _ in step.nodes[i].inputs if source in views))
-
-
-def users_of(step: StepGraph) -> dict[int, set[int]]:
-    """Who takes each node's values: nodes, and `FED` for the step's own caller."""
-    users: dict[int, set[int]] = {i: set() for i in step.nodes}
-    for node in step.nodes.values():
-        for source, _ in node.inputs:
-            if source != FED:
-                users[source].add(node.id)
-    for source, _ in step.fetches:
-        if source != FED:
-            users[source].add(FED)
-    return users
 
 
 def _fused_node(step: StepGraph, members: Sequence[int], leaving: Sequence[Ref], number: int) -> StepNode:
@@ -394,20 +374,3 @@ def member_of(node: StepNode, numbers: Mapping[Ref, int]) -> tuple[Attr, ...]:
     operands = tuple([numbers[ref] for ref in node.inputs])
     attrs = tuple(sorted(node.attrs.items())) if node.attrs else ()
     return node.op.name, operands, NAMES[node.outputs[0].dtype], attrs
-
-
-def outside(waits: Iterable[Iterable[int]], inside: set[int]) -> tuple[int, ...]:
-    """What several nodes wait for that is not ``inside``, each once."""
-    return tuple(dict.fromkeys([source for sources in waits for source in sources if source not in inside]))
-
-
-def moved(node: StepNode, refs: Mapping[Ref, Ref], home: Mapping[int, int]) -> StepNode:
-    """``node`` with what it takes and waits for named anew."""
-    if home.keys().isdisjoint(node.before):
-        return node
-
-    def renamed(sources: Iterable[int]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys([home.get(source, source) for source in sources]))
-
-    inputs = tuple([refs.get(ref, ref) for ref in node.inputs])
-    return node.rewired(inputs, renamed(node.control), renamed(node.after))

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.traits import Arranged, traits_of
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
-from flowrt.passes.fuse import MAX_INPUTS, Fusible, markers, member_of, moved, outside, users_of
-from flowrt.passes.step import FED, NO_GUARDS, Ref, StepGraph, StepNode, guards_of, in_order
+from flowrt.passes.fuse import MAX_INPUTS, Fusible, markers, member_of
+from flowrt.passes.joining import joined, outside, users_of
+from flowrt.passes.step import FED, NO_GUARDS, Ref, StepGraph, StepNode, guards_of
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
@@ -39,20 +40,20 @@ def join_paddings(step: StepGraph, placement: Mapping[int, Device], fusible: Fus
         under = guards.get(one, NO_GUARDS) == guards.get(other, NO_GUARDS)
         return placement[one] == placement[other] and behind[one] == behind[other] and under
 
-    joined: dict[int, list[StepNode]] = {}  # by the last of each: what is ahead, if anything, the padding, the reader
+    chosen: dict[int, list[StepNode]] = {}  # by the last of each: what is ahead, if anything, the padding, the reader
     for pad in pads:
         reader, ahead = _reader(step, pad, users), step.nodes.get(pad.inputs[0][0])
-        if reader is None or reader.id in joined or not alike(pad.id, reader.id):
+        if reader is None or reader.id in chosen or not alike(pad.id, reader.id):
             continue
         if not _goes_over_entries(step, reader, pad.outputs[0].dims, fusible, placement):
             continue
-        joined[reader.id] = [pad, reader]
+        chosen[reader.id] = [pad, reader]
         if ahead is None or users[ahead.id] != {pad.id} or not alike(ahead.id, pad.id):
             continue
         dims = step.spec(pad.inputs[0]).dims
         if len(ahead.outputs) == 1 and _goes_over_entries(step, ahead, dims, fusible, placement, views=True):
-            joined[reader.id] = [ahead, pad, reader]
-    return _rewritten(step, {last: nodes for last, nodes in joined.items() if len(_taken(nodes)) <= MAX_INPUTS})
+            chosen[reader.id] = [ahead, pad, reader]
+    return _rewritten(step, {last: nodes for last, nodes in chosen.items() if len(_taken(nodes)) <= MAX_INPUTS})
 
 
 def _is_large(node: StepNode) -> bool:
@@ -102,15 +103,9 @@ def _taken(nodes: Collection[StepNode]) -> tuple[Ref, ...]:
     return tuple(dict.fromkeys(ref for node in nodes for ref in node.inputs if ref[0] not in inside))
 
 
-def _rewritten(step: StepGraph, joined: Mapping[int, Sequence[StepNode]]) -> StepGraph:
-    home = {node.id: last for last, nodes in joined.items() for node in nodes}
-    made = {last: _node(nodes) for last, nodes in joined.items()}
-    left = (node for node in step.nodes.values() if home.get(node.id, node.id) == node.id)
-    return replace(
-        step,
-        nodes=in_order({node.id: moved(made.get(node.id, node), {}, home) for node in left}),
-        targets=tuple(dict.fromkeys(home.get(i, i) for i in step.targets)),
-    )
+def _rewritten(step: StepGraph, chosen: Mapping[int, Sequence[StepNode]]) -> StepGraph:
+    home = {node.id: last for last, nodes in chosen.items() for node in nodes}
+    return joined(step, {last: _node(nodes) for last, nodes in chosen.items()}, home)
 
 
 def _node(nodes: Sequence[StepNode]) -> StepNode:

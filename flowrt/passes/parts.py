@@ -16,10 +16,11 @@ import numpy as np
 
 from flowrt.base.errors import GraphError
 from flowrt.op import lookup
-from flowrt.passes.step import FED, in_order, keep_needed
+from flowrt.passes.joining import joined
+from flowrt.passes.step import FED, keep_needed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from flowrt.base.attributes import Attr
     from flowrt.base.device import Device
@@ -38,14 +39,9 @@ def take_together(step: StepGraph, placement: Mapping[int, Device], supports: Su
     made = {node.id: node for node in (*found.lookups(), *found.moves())}
     if not made:
         return step
-
-    def waits(of: Sequence[int]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(found.instead.get(n, n) for n in of))
-
-    nodes = {i: made.get(i, node) for i, node in step.nodes.items() if i not in found.instead}
-    nodes = {i: node.rewired(node.inputs, waits(node.control), waits(node.after)) for i, node in nodes.items()}
     try:
-        return keep_needed(step, in_order(nodes))
+        step = joined(step, made, found.instead)
+        return keep_needed(step, step.nodes)
     except GraphError:
         return step
 
