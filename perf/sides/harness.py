@@ -303,6 +303,16 @@ def imported() -> None:
     memory.append(Memory())
 
 
+STEPS = {"W1": "dispatch", "W2": "overhead", "W3": "mlp", "W4": "cnn", "W5": "lstm", "W5b": "loop", "W7": "embedding"}
+MORE = ("normed", "residual", "gru", "power", "bodies", "heat", "columns", "pooled", "many_rows")
+
+
+def named(functions: Mapping[str, Any]) -> dict[str, Callable[[Settings], Side]]:
+    """The workloads of `steps` that are among a side's ``functions``."""
+    short = STEPS | {name: name for name in MORE}
+    return {key: functions[name] for key, name in short.items() if name in functions}
+
+
 def main(workloads: Mapping[str, Callable[[Settings], Side]]) -> None:
     """Run the workload that the command line names, and answer what compare.py asks."""
     parser = argparse.ArgumentParser()

@@ -265,24 +265,7 @@ def many_rows(a: Settings) -> Side:
     return _trained(a, loss_of, values, fr.optim.Adam(h.ADAM_RATE), lambda: next(pending, None) or next(batches))
 
 
-WORKLOADS = {
-    "W1": dispatch,
-    "W2": overhead,
-    "W3": mlp,
-    "W4": cnn,
-    "W5": lstm,
-    "W5b": loop,
-    "W7": embedding,
-    "normed": normed,
-    "residual": residual,
-    "gru": gru,
-    "power": power,
-    "bodies": bodies,
-    "heat": heat,
-    "columns": columns,
-    "pooled": pooled,
-    "many_rows": many_rows,
-}
+WORKLOADS = h.named(globals())
 
 if __name__ == "__main__":
     h.main(WORKLOADS)

@@ -375,21 +375,4 @@ def pooled(a: Settings) -> Side:
 
 
 if __name__ == "__main__":
-    h.main(
-        {
-            "W2": overhead,
-            "W3": mlp,
-            "W4": cnn,
-            "W5": lstm,
-            "W5b": loop,
-            "W7": embedding,
-            "normed": normed,
-            "residual": residual,
-            "gru": gru,
-            "power": power,
-            "bodies": bodies,
-            "heat": heat,
-            "columns": columns,
-            "pooled": pooled,
-        }
-    )
+    h.main(h.named(globals()))

@@ -87,4 +87,4 @@ def lstm(a: Settings) -> Side:
 
 
 if __name__ == "__main__":
-    h.main({"W2": overhead, "W3": mlp, "W5": lstm, "W5b": loop})
+    h.main(h.named(globals()))

@@ -243,4 +243,4 @@ def embedding(a: Settings) -> Side:
 
 
 if __name__ == "__main__":
-    h.main({"W1": dispatch, "W2": overhead, "W3": mlp, "W4": cnn, "W5": lstm, "W5b": loop, "W7": embedding})
+    h.main(h.named(globals()))

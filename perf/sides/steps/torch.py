@@ -386,23 +386,4 @@ def dispatch(a: Settings) -> Side:
 
 
 if __name__ == "__main__":
-    h.main(
-        {
-            "W1": dispatch,
-            "W2": overhead,
-            "W3": mlp,
-            "W4": cnn,
-            "W5": lstm,
-            "W5b": loop,
-            "W7": embedding,
-            "normed": normed,
-            "residual": residual,
-            "gru": gru,
-            "power": power,
-            "bodies": bodies,
-            "heat": heat,
-            "columns": columns,
-            "pooled": pooled,
-            "many_rows": many_rows,
-        }
-    )
+    h.main(h.named(globals()))
