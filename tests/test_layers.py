@@ -122,15 +122,13 @@ ROOMS = [
 ]
 MOST_FILES = 20  # in a room
 WITH_ROOMS = ["base", "cluster", "kernels", "sched", "session"]
-GPUS = [
-    f"kernels/{name}" for name in ("cuda", "cuda_copies", "cuda_driver", "cuda_functions", "cuda_fused", "simulator")
-]
+GPUS = [f"kernels/{name}" for name in ("cuda", "cuda_driver", "cuda_functions", "cuda_fused", "cuda_gpu", "simulator")]
 WITHOUT_A_COMPILER = ["kernels/store/loading", "kernels/store/surroundings"]  # where they cannot do their work without
 # module → the only places that may import it
 OWNERS = {
     "numba": ["kernels/emit", *GPUS],
     "llvmlite": ["kernels/emit", *WITHOUT_A_COMPILER],
-    "cupy": GPUS,
+    "cuda": ["kernels/cuda_calls"],
     "scipy": [],
     "aiohttp": ["net/heads"],
     "cryptography": ["net/certificates", "cluster/keys"],

@@ -1,25 +1,29 @@
-"""CUDA twins, compiled and launched through numba-cuda: the only file that knows a GPU.
+"""CUDA twins, compiled and launched through numba-cuda.
 
-Device memory is held in CuPy arrays. In Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``, set before Numba is imported)
-NumPy arrays stand for it, and kernels are Python: a check of logic on tiny arrays. An application is the same steps and
-blocks as on CPUs: scalar expressions read the block's odometer, twins get arrays.
+Device memory is `flowrt.kernels.cuda_gpu.GpuArray`. In Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``, set before Numba
+is imported) NumPy arrays stand for it, and kernels are Python: a check of logic on tiny arrays. An application is the
+same steps and blocks as on CPUs: scalar expressions read the block's odometer, twins get arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import cuda
 
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
+from flowrt.kernels.cuda_copies import CudaCopies, Gpu
 from flowrt.kernels.cuda_functions import bound, place_of
 from flowrt.kernels.language.table import Form, View
 from flowrt.kernels.language.twin import SIMULATED, THREADS
 from flowrt.kernels.launch import RUN_WORDS, LaunchStep, Operand, apply_kernel, check
+from flowrt.kernels.simulator import SimulatedGpu
+
+Put: TypeAlias = Callable[[np.ndarray[Any, Any]], Any]  # answers a copy of an array in device memory
 
 BLOCKS = 2 if SIMULATED else 4096  # at most; twins and the scalar entries loop over what is left
 
@@ -70,7 +74,9 @@ def array_entry(function: Callable[..., Any]) -> Any:
 class PreparedSteps:
     """An op's steps on operands of fixed specs, ready to be issued on memory that holds them."""
 
-    def __init__(self, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], put: Put
+    ) -> None:
         application = apply_kernel(op, inputs, outputs, attrs, "cuda")
         self.scratch = (*application.scratch, *application.local)
         self._specs = (*inputs, *outputs, *self.scratch)
@@ -79,7 +85,7 @@ class PreparedSteps:
         self.takes_run = any(step.kernel.takes_run for step in steps)
         self.may_fail = any(step.kernel.may_fail for step in steps)
         places = [Operand(number) for number in range(len(self._specs))]
-        self._steps = [(step, *_prepared(step, places)) for step in steps]
+        self._steps = [(step, *_prepared(step, places, put)) for step in steps]
 
     def may_overwrite(self, output: int, operand: int) -> bool:
         """Whether an output may lie where an input does: one launch writes each entry when it has read the input's."""
@@ -89,28 +95,32 @@ class PreparedSteps:
             return False  # copied first, or not read at all
         return len(writers) == 1 and readers == writers and writers[0].may_overwrite(output, operand)
 
-    def launch(self, memory: Sequence[Any], run: Any, stream: Any = None) -> None:
-        """Issue them; ``memory`` are device arrays of bytes, ``run`` the run's words in device memory, if taken."""
+    def launch(self, memory: Sequence[Any], run: Any, on: tuple[Any, ...] = ()) -> None:
+        """Issue them; ``memory`` are device arrays of bytes, ``run`` the run's words in device memory, if taken.
+
+        ``on`` are the further arguments of Numba's launches: the stream.
+        """
         arrays = [_typed(held, spec) for held, spec in zip(memory, self._specs, strict=True)]
-        on = () if stream is None else (stream[1],)
         for step, work, block in self._steps:
             operands = [arrays[number] for number in step.operands]
             if not work:
                 continue
             if block is not None:
                 grid = min(BLOCKS, -(-work // THREADS)), THREADS, *on
-                given = operands if step.kernel.expression is None else _in_tuples(operands, step.reads)
-                entry_of(step)[grid](block, work, *given)
+                given = [_as_numbas(array) for array in operands]
+                if step.kernel.expression is not None:
+                    given = [tuple(given[: step.reads]), tuple(given[step.reads :])]
+                entry_of(step)[grid](_as_numbas(block), work, *given)
                 continue
             seen = [_viewed(flat, view) for flat, view in zip(operands, step.call.views, strict=True)]
-            words = [*step.call.words, *([run] if step.kernel.takes_run else [])]
-            entry_of(step)[min(BLOCKS, work), THREADS, *on](*seen, *words)
+            given = [_as_numbas(array) for array in (*seen, *([run] if step.kernel.takes_run else []))]
+            seen, last = given[: len(seen)], given[len(seen) :]
+            entry_of(step)[min(BLOCKS, work), THREADS, *on](*seen, *step.call.words, *last)
 
 
-def _in_tuples(operands: Sequence[Any], inputs: int) -> tuple[Any, Any]:
-    """The inputs and the results, as Numba takes tuples: of its own arrays alone."""
-    arrays = operands if SIMULATED else [cuda.as_cuda_array(array, sync=False) for array in operands]
-    return tuple(arrays[:inputs]), tuple(arrays[inputs:])
+def _as_numbas(array: Any) -> Any:
+    """An array of a GPU's as Numba has its own, which it takes in tuples too."""
+    return array if SIMULATED else cuda.as_cuda_array(array, sync=False)
 
 
 def entry_of(step: LaunchStep) -> Any:
@@ -124,10 +134,10 @@ def entry_of(step: LaunchStep) -> Any:
     return array_entry(step.kernel.function)
 
 
-def _prepared(step: LaunchStep, places: Sequence[Operand]) -> tuple[int, Any]:
+def _prepared(step: LaunchStep, places: Sequence[Operand], put: Put) -> tuple[int, Any]:
     """How much work a step has, and what a scalar expression reads its operands' strides from."""
     if step.kernel.form is Form.SCALARS:
-        return step.call.views[-1].size, to_device(step.block(places))
+        return step.call.views[-1].size, put(step.block(places))
     return max(view.size for view in step.call.views), None  # twins are given a block for each, as far as `BLOCKS` goes
 
 
@@ -140,20 +150,13 @@ def _viewed(flat: Any, view: View) -> Any:
     return flat[view.offset : view.offset + view.size].reshape(view.shape)
 
 
-def to_device(array: np.ndarray[Any, Any]) -> Any:
-    """A copy of ``array`` in device memory."""
-    return np.array(array) if SIMULATED else _cupy().asarray(array)
+def open_gpu(index: int) -> Gpu:
+    """The GPU of that number, for the thread that calls."""
+    if SIMULATED:
+        return SimulatedGpu()
+    from flowrt.kernels.cuda_gpu import CudaGpu
 
-
-def from_device(array: Any) -> np.ndarray[Any, Any]:
-    """A copy in host memory; waits for what was issued before."""
-    return np.array(array) if SIMULATED else np.asarray(array.get())
-
-
-def _cupy() -> Any:
-    import cupy
-
-    return cupy
+    return CudaGpu(index)
 
 
 def run_kernel(
@@ -164,11 +167,22 @@ def run_kernel(
     words: np.ndarray[Any, Any] | None = None,
 ) -> list[np.ndarray[Any, Any]]:
     """Compute ``op`` on the device: as `flowrt.kernels.launch.run_kernel` does on the host, arrays to arrays."""
-    prepared = PreparedSteps(op, [Spec(a.dtype, a.shape) for a in inputs], outputs, attrs)
-    run = to_device(np.zeros(RUN_WORDS, np.int64) if words is None else words)
-    given = [to_device(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in inputs]
-    made = [to_device(np.empty(spec.nbytes, np.uint8)) for spec in (*outputs, *prepared.scratch)]
-    prepared.launch([*given, *made], run)
-    check(from_device(run), op, lambda: op)
-    found = zip(made, outputs, strict=False)
-    return [from_device(_typed(memory, spec)).reshape(spec.concrete) for memory, spec in found]
+    gpu = open_gpu(0)
+    copies = CudaCopies(gpu)
+    try:
+        prepared = PreparedSteps(op, [Spec(a.dtype, a.shape) for a in inputs], outputs, attrs, copies.put)
+        run = copies.put(np.zeros(RUN_WORDS, np.int64) if words is None else words)
+        given = [copies.put(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in inputs]
+        made = [gpu.allocate(max(spec.nbytes, 1)) for spec in (*outputs, *prepared.scratch)]
+        prepared.launch([*given, *made], run, gpu.launching)
+        check(_fetched(copies, run.view(np.uint8), Spec("int64", (RUN_WORDS,))), op, lambda: op)
+        return [_fetched(copies, memory, spec) for memory, spec in zip(made, outputs, strict=False)]
+    finally:
+        gpu.close(copies.events)
+
+
+def _fetched(copies: CudaCopies, memory: Any, spec: Spec) -> np.ndarray[Any, Any]:
+    """What lies in a GPU's memory."""
+    found = np.empty(spec.concrete, spec.dtype)
+    copies.read(memory, found.reshape(-1).view(np.uint8))
+    return found

@@ -3,14 +3,13 @@
 Law: what is copied to the GPU waits for what was issued there before, whose memory it may reuse, and what is issued
 later waits for it; the host waits for neither, but for a buffer that is still being read. Buffers are few and of one
 size, so that a tensor of any size takes no more pinned memory, and one is filled while the other travels.
-
-In Numba's simulator there are no streams: buffers are NumPy's, and a copy is done when it was asked for.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -22,75 +21,94 @@ BUFFERS, BUFFER_BYTES = 2, 64 if SIMULATED else 4 << 20
 SMALL = BUFFER_BYTES // 64  # bytes that are copied on the stream of the kernels: two events cost more
 
 
-def pinned(nbytes: int) -> Array:
-    """Bytes of the host's memory that a GPU reads and writes by itself."""
-    if SIMULATED:
-        return np.empty(nbytes, np.uint8)
-    import cupy
+class Gpu(Protocol):
+    """What is asked of a GPU, and of Numba's simulator of one, in one thread.
 
-    return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+    Its memory is arrays of bytes, of which slices, views as other dtypes and other shapes are taken as of NumPy's.
+    Kernels are issued on the stream ``computing``, by the further arguments ``launching`` of Numba's launches.
+    """
 
+    @property
+    def computing(self) -> Any: ...
+    @property
+    def copying(self) -> Any: ...
+    @property
+    def launching(self) -> tuple[Any, ...]: ...
 
-def send(data: Array, memory: Any, stream: Any) -> None:
-    """Issue the copy of pinned bytes to the GPU."""
-    if SIMULATED:
-        memory[: data.size] = data
-    else:
-        memory.data.copy_from_host_async(data.ctypes.data, data.size, stream)
+    def allocate(self, nbytes: int) -> Any:
+        """Memory, given back once nobody refers to it. Raises `MemoryError`."""
 
+    def pinned(self, nbytes: int) -> Array:
+        """Bytes of the host's memory that the GPU reads and writes by itself."""
 
-def fetch(memory: Any, data: Array, stream: Any) -> None:
-    """Issue the copy of what lies on the GPU to pinned bytes."""
-    if SIMULATED:
-        data[:] = memory[: data.size]
-    else:
-        memory.data.copy_to_host_async(data.ctypes.data, data.size, stream)
+    def send(self, data: Array, memory: Any, stream: Any) -> None:
+        """Issue the copy of pinned bytes to the GPU."""
+
+    def fetch(self, memory: Any, data: Array, stream: Any) -> None:
+        """Issue the copy of what lies on the GPU to pinned bytes."""
+
+    def copy(self, source: Any, target: Any, nbytes: int) -> None:
+        """Issue a copy on the GPU."""
+
+    def event(self) -> Any:
+        """An event that has not come to pass, and that nobody waits for."""
+
+    def record(self, event: Any, stream: Any) -> None:
+        """Have the event come to pass once what was issued on the stream is done."""
+
+    def wait(self, event: Any) -> None:
+        """Have the host wait for the event."""
+
+    def follow(self, stream: Any, event: Any) -> None:
+        """Have what is issued on the stream from now on wait for the event."""
+
+    def capture(self, issue: Callable[[], None]) -> Callable[[], None]:
+        """What issues all of it at once that ``issue`` issues, with the addresses of now."""
+
+    def synchronize(self) -> None:
+        """Wait until all that was issued is done; raises what went wrong with it."""
+
+    def close(self, events: Iterable[Any]) -> None:
+        """Let everything go, the events too. A GPU that is lost says nothing more of it."""
 
 
 class _Buffer:
-    """Pinned memory, and the copy that uses it."""
+    """Pinned memory, and the event after which the copy that uses it is done."""
 
-    def __init__(self) -> None:
-        self.bytes = pinned(BUFFER_BYTES)
-        self._event: Any = None
-
-    def begun(self, stream: Any) -> None:
-        """A copy was issued on the stream."""
-        if not SIMULATED:
-            self._event = self._event or _event()
-            self._event.record(stream)
-
-    def wait(self) -> Array:
-        """The memory, once its last copy is done."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self.bytes
+    def __init__(self, gpu: Gpu) -> None:
+        self.bytes, self.event = gpu.pinned(BUFFER_BYTES), gpu.event()
 
 
 class CudaCopies:
-    """The copies of one GPU, whose kernels are issued on the stream ``computing``; called in one thread."""
+    """The copies of one GPU."""
 
-    def __init__(self, computing: Any) -> None:
-        self._computing: Any = computing
-        self._copying: Any = None
-        self._event: Any = None
-        if not SIMULATED:
-            import cupy
-
-            self._copying, self._event = cupy.cuda.Stream(non_blocking=True), _event()
-        self._buffers = [_Buffer() for _ in range(BUFFERS)]
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._event = gpu.event()
+        self._buffers = [_Buffer(gpu) for _ in range(BUFFERS)]
         self._turn = 0
+
+    @property
+    def events(self) -> list[Any]:
+        """What it made, for who closes the GPU."""
+        return [self._event, *(buffer.event for buffer in self._buffers)]
+
+    def put(self, array: Array) -> Any:
+        """A copy of an array in the GPU's memory."""
+        made = self._gpu.allocate(max(array.nbytes, 1))[: array.nbytes]
+        self.write(made, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return made.view(array.dtype).reshape(array.shape)
 
     def write(self, memory: Any, data: Array) -> None:
         """Copy bytes to the GPU; they may change once this has returned."""
         stream = self._begin(data.size)
         for start in range(0, data.size, BUFFER_BYTES):
             part, buffer = data[start : start + BUFFER_BYTES], self._next()
-            held = buffer.wait()[: part.size]
+            held = self._wait(buffer)[: part.size]
             held[:] = part
-            send(held, memory[start : start + part.size], stream)
-            buffer.begun(stream)
-        self._follow(self._computing, stream)
+            self._gpu.send(held, memory[start : start + part.size], stream)
+            self._gpu.record(buffer.event, stream)
+        self._follow(self._gpu.computing, stream)
 
     def read(self, memory: Any, data: Array) -> None:
         """Fill bytes of the host's, once all that was issued before is done; then they are there."""
@@ -99,37 +117,35 @@ class CudaCopies:
         for start in range(0, data.size, BUFFER_BYTES):
             part = data[start : start + BUFFER_BYTES]
             if len(coming) == BUFFERS:
-                _arrive(*coming.popleft())
+                self._arrive(*coming.popleft())
             buffer = self._next()
-            fetch(memory[start : start + part.size], buffer.wait()[: part.size], stream)
-            buffer.begun(stream)
+            self._gpu.fetch(memory[start : start + part.size], self._wait(buffer)[: part.size], stream)
+            self._gpu.record(buffer.event, stream)
             coming.append((buffer, part))
         while coming:
-            _arrive(*coming.popleft())
+            self._arrive(*coming.popleft())
 
     def _begin(self, nbytes: int) -> Any:
         """The stream to copy on, behind what was issued before."""
         if nbytes <= SMALL:
-            return self._computing
-        self._follow(self._copying, self._computing)
-        return self._copying
+            return self._gpu.computing
+        self._follow(self._gpu.copying, self._gpu.computing)
+        return self._gpu.copying
 
     def _follow(self, later: Any, earlier: Any) -> None:
         """Have what is issued on one stream from now on wait for what was issued on another."""
         if later is not earlier:
-            self._event.record(earlier)
-            later.wait_event(self._event)
+            self._gpu.record(self._event, earlier)
+            self._gpu.follow(later, self._event)
 
     def _next(self) -> _Buffer:
         self._turn = (self._turn + 1) % BUFFERS
         return self._buffers[self._turn]
 
+    def _wait(self, buffer: _Buffer) -> Array:
+        """The memory of a buffer, once its last copy is done."""
+        self._gpu.wait(buffer.event)
+        return buffer.bytes
 
-def _arrive(buffer: _Buffer, data: Array) -> None:
-    data[:] = buffer.wait()[: data.size]
-
-
-def _event() -> Any:
-    import cupy
-
-    return cupy.cuda.Event(disable_timing=True)
+    def _arrive(self, buffer: _Buffer, data: Array) -> None:
+        data[:] = self._wait(buffer)[: data.size]

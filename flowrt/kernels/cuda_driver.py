@@ -1,7 +1,6 @@
 """A GPU as a device of a session: its memory, copies, and the CUDA twins, on one stream.
 
-Memory is bytes: a CuPy array, or in Numba's simulator one of NumPy's. Simulated GPUs share the interpreter's global
-state, so one computes at a time.
+Simulated GPUs share the interpreter's global state, so one computes at a time.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from flowrt.base.errors import DeviceLost, FlowrtError
-from flowrt.kernels.cuda import PreparedSteps, from_device, to_device
-from flowrt.kernels.cuda_copies import CudaCopies, fetch, pinned, send
+from flowrt.kernels.cuda import PreparedSteps, open_gpu
+from flowrt.kernels.cuda_copies import CudaCopies, Gpu
 from flowrt.kernels.language.twin import SIMULATED
 from flowrt.kernels.launch import RUN_WORDS, STATUS
 
@@ -51,10 +50,11 @@ FATAL = {
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether an error of CuPy's, Numba's or cuda-core's is one of `FATAL`."""
-    numbers = {getattr(error, name, None) for name in ("status", "code")}
-    said = str(error).upper().replace("_", "")
-    return not FATAL.keys().isdisjoint(numbers) or any(name.replace("_", "") in said for name in FATAL.values())
+    """Whether an error of the driver's, as cuda-bindings, cuda-core or Numba raise it, is one of `FATAL`."""
+    code = getattr(error, "code", None)
+    return (isinstance(code, int) and code in FATAL) or any(
+        f"CUDA_ERROR_{name}" in str(error) for name in FATAL.values()
+    )
 
 
 def tells_loss(method: Method) -> Method:
@@ -80,12 +80,11 @@ _simulator = threading.Lock()
 class CudaDriver:
     """One GPU; see `flowrt.sched.devices.driver.Driver`, whose methods these are."""
 
-    limit: int | None = None  # CuPy's pool tells when there is no more
+    limit: int | None = None  # an allocation tells when there is no more
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self._stream: Any = None  # CuPy's, and the same as Numba's
-        self._copies: CudaCopies | None = None
+        self._opened: tuple[Gpu, CudaCopies] | None = None
         self._failing: list[tuple[Any, Array]] = []  # the words of kernels that may fail, there and here
         self._row: Any = None  # the words in the GPU's memory of what is recorded now
         blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
@@ -93,8 +92,7 @@ class CudaDriver:
 
     @tells_loss
     def allocate(self, nbytes: int) -> Any:
-        self._enter()
-        return np.empty(nbytes, np.uint8) if SIMULATED else _allocated(nbytes)
+        return self.gpu.allocate(nbytes)
 
     def part(self, memory: Any, start: int, nbytes: int) -> Any:
         return memory[start : start + nbytes]
@@ -104,35 +102,32 @@ class CudaDriver:
 
     @tells_loss
     def write(self, memory: Any, array: Array) -> None:
-        self._enter().write(memory, array.reshape(-1).view(np.uint8))
+        self._copies.write(memory, array.reshape(-1).view(np.uint8))
 
     @tells_loss
     def read(self, memory: Any, array: Array) -> None:
-        self._enter().read(memory, array.reshape(-1).view(np.uint8))
+        self._copies.read(memory, array.reshape(-1).view(np.uint8))
 
     @tells_loss
     def copy(self, source: Any, target: Any, nbytes: int) -> None:
-        self._enter()
-        target[:nbytes] = source[:nbytes]
+        self.gpu.copy(source, target, nbytes)
 
+    @tells_loss
     def prepare(self, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> CudaKernel:
-        self._enter()
-        return CudaKernel(self, PreparedSteps(op, inputs, outputs, attrs))
+        return CudaKernel(self, PreparedSteps(op, inputs, outputs, attrs, self._copies.put))
 
     @tells_loss
     def launch(self, prepared: PreparedSteps, operands: Sequence[Any], words: Array) -> None:
         """Issue an application's steps."""
-        self._enter()
         recorded = self._row is not None
-        run = self._row if recorded else to_device(words) if prepared.takes_run else None
+        run = self._row if recorded else self._copies.put(words) if prepared.takes_run else None
         with _simulator if SIMULATED else nullcontext():
-            prepared.launch(operands, run, self._stream)
+            prepared.launch(operands, run, self.gpu.launching)
         if prepared.may_fail and not recorded:
             self._failing.append((run, words))
 
     @tells_loss
     def _recorded(self, launches: Sequence[tuple[LaunchedKernel, Sequence[Any]]]) -> CudaRecording:
-        self._enter()
         return CudaRecording(self, launches)
 
     @contextmanager
@@ -144,89 +139,63 @@ class CudaDriver:
         finally:
             self._row = None
 
-    @property
-    def stream(self) -> Any:
-        """CuPy's stream that all is issued on; None in the simulator."""
-        return None if self._stream is None else self._stream[0]
-
     @tells_loss
     def finish(self) -> None:
-        self._enter()
-        if self._stream is not None:
-            self._stream[0].synchronize()
+        self.gpu.synchronize()
         for there, words in self._failing:
-            words[STATUS] = from_device(there)[STATUS]
+            told = np.empty_like(words)
+            self._copies.read(there.view(np.uint8), told.view(np.uint8))
+            words[STATUS] = told[STATUS]
         self._failing.clear()
 
     def close(self) -> None:
-        self._failing.clear()
-        self._stream = self._copies = None
+        if self._opened is not None:
+            gpu, copies = self._opened
+            self._opened = None
+            self._failing.clear()
+            gpu.close(copies.events)
 
-    def _enter(self) -> CudaCopies:
-        """Make this GPU and its stream the calling thread's own, which is always the same one."""
-        if self._copies is None:
-            if not SIMULATED:
-                self._stream = _own_stream(self._index)
-            self._copies = CudaCopies(self.stream)
-        return self._copies
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU, in the thread that asks for it, which is always the same one."""
+        return self._open()[0]
 
+    @property
+    def _copies(self) -> CudaCopies:
+        return self._open()[1]
 
-def _own_stream(index: int) -> tuple[Any, Any]:
-    import cupy
-    from numba import cuda
-
-    cupy.cuda.Device(index).use()
-    cuda.select_device(index)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    stream.use()
-    return stream, cuda.external_stream(stream.ptr)
+    def _open(self) -> tuple[Gpu, CudaCopies]:
+        if self._opened is None:
+            gpu = open_gpu(self._index)
+            self._opened = gpu, CudaCopies(gpu)
+        return self._opened
 
 
 class CudaRecording:
     """Launches as a CUDA graph: one call issues them all, and the copies of their words there and back.
 
-    The graph holds addresses, so the memory that it is for stays while this does. In the simulator, which has no
-    graphs, they are issued one by one, on the same memory.
+    The graph holds addresses, so the memory that it is for stays while this does.
     """
 
     def __init__(self, driver: CudaDriver, launches: Sequence[tuple[LaunchedKernel, Sequence[Any]]]) -> None:
         self._driver, self._launches = driver, launches
-        self._bytes = pinned(8 * RUN_WORDS * len(launches))
+        self._bytes = driver.gpu.pinned(8 * RUN_WORDS * len(launches))
         self.words = self._bytes.view(np.int64).reshape(len(launches), RUN_WORDS)
         self._table = driver.allocate(self._bytes.size)
-        self._graph: Any = None
-        if not SIMULATED:
-            driver.stream.begin_capture()
-            try:
-                self._issue()
-            finally:
-                self._graph = driver.stream.end_capture()
+        self._again = driver.gpu.capture(self._issue)
 
     @tells_loss
     def replay(self) -> None:
         """Issue all of it."""
-        if self._graph is None:
-            self._issue()
-        else:
-            self._graph.launch(self._driver.stream)
+        self._again()
 
     def _issue(self) -> None:
-        size, stream = 8 * RUN_WORDS, self._driver.stream
-        send(self._bytes, self._table, stream)
+        size, gpu = 8 * RUN_WORDS, self._driver.gpu
+        gpu.send(self._bytes, self._table, gpu.computing)
         for number, ((kernel, operands), words) in enumerate(zip(self._launches, self.words, strict=True)):
             with self._driver.telling(self._table[number * size : (number + 1) * size].view(np.int64)):
                 kernel.launch(operands, words)
-        fetch(self._table, self._bytes, stream)
-
-
-def _allocated(nbytes: int) -> Any:
-    import cupy
-
-    try:
-        return cupy.empty(nbytes, np.uint8)
-    except cupy.cuda.memory.OutOfMemoryError:
-        cupy.get_default_memory_pool().free_all_blocks()
-        return cupy.empty(nbytes, np.uint8)
+        gpu.fetch(self._table, self._bytes, gpu.computing)
 
 
 class CudaKernel:

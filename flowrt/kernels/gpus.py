@@ -26,9 +26,8 @@ def count() -> int:
             raise ResourceError(
                 f"the NVIDIA driver answers {call.__name__} with error {status}{_MEANS.get(status, '')}"
             )
-    missing = [package for package in ("numba_cuda", "cupy") if find_spec(package) is None]
-    if found.value and missing:
-        raise ResourceError(f"{' and '.join(missing)} missing: pip install flowrt[cuda13], or [cuda12]")
+    if found.value and find_spec("numba_cuda") is None:
+        raise ResourceError("numba-cuda is missing: pip install flowrt[cuda13], or [cuda12]")
     return found.value
 
 

@@ -341,7 +341,7 @@ async def main():
     async with fr.Session(graph, options=fr.Options(devices="cuda")) as session:
         await session.run(y)
         if list(fr.devices.memory(session)) == ["cpu:0"]:
-            print(*[name for name in sys.modules if name.split(".")[0] in ("cupy", "numba_cuda", "cuda")])
+            print(*[name for name in sys.modules if name.split(".")[0] in ("numba_cuda", "cuda")])
 asyncio.run(main())
 """
 

@@ -127,7 +127,7 @@ def moved() -> dict[str, float]:
         tables = [rng.random((6, 5)).astype(np.float32) for _ in range(1 + slots)]
         operands, here = [values, groups, settings], [table.copy() for table in tables]
         specs, outputs = ([Spec(a.dtype, a.shape) for a in some] for some in (operands, tables))
-        there = cuda.PreparedSteps(f"{op}_rows", specs, outputs, {})
+        there = cuda.PreparedSteps(f"{op}_rows", specs, outputs, {}, np.array)
         scratch = [np.empty(spec.nbytes, np.uint8) for spec in there.scratch]
         memory = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (*operands, *tables)]
         there.launch([*memory, *scratch], RUN.copy())

@@ -1,0 +1,131 @@
+"""Calls of NVIDIA's driver and arrays in a GPU's memory, as far as they can be told without a driver."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections import deque
+from ctypes import CDLL
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+
+from flowrt.kernels import cuda_calls as calls
+from flowrt.kernels.cuda_driver import is_fatal
+from flowrt.kernels.cuda_gpu import CudaGpu, GpuArray, GpuMemory
+
+STREAM, EVENT, ADDRESS = driver.CUstream(64), driver.CUevent(64), 1 << 20
+GRAPH, READY = driver.CUgraph(64), driver.CUgraphExec(64)
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "create_stream": (),
+    "destroy_stream": (STREAM,),
+    "synchronize": (STREAM,),
+    "create_event": (),
+    "destroy_event": (EVENT,),
+    "record_event": (EVENT, STREAM),
+    "wait_for_event": (EVENT,),
+    "let_stream_wait": (STREAM, EVENT),
+    "find_pool": (0,),
+    "keep_freed": (driver.CUmemoryPool(64),),
+    "trim": (driver.CUmemoryPool(64),),
+    "allocate": (4096, STREAM),
+    "free": (ADDRESS, STREAM),
+    "allocate_pinned": (4096,),
+    "free_pinned": (ADDRESS,),
+    "copy_to_gpu": (ADDRESS, ADDRESS, 4096, STREAM),
+    "copy_to_host": (ADDRESS, ADDRESS, 4096, STREAM),
+    "copy_on_gpu": (ADDRESS, ADDRESS, 4096, STREAM),
+    "begin_capture": (STREAM,),
+    "end_capture": (STREAM,),
+    "instantiate": (GRAPH,),
+    "destroy_graph": (GRAPH,),
+    "launch_graph": (READY, STREAM),
+    "destroy_replayable": (READY,),
+}
+"""By function, what it is called with: handles are of the types that the driver answers."""
+
+
+def has_driver() -> bool:
+    try:
+        CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def test_every_call_has_an_example() -> None:
+    functions = {name for name, what in vars(calls).items() if inspect.isfunction(what) and not name.startswith("_")}
+    assert functions - {"cache"} == ARGUMENTS.keys()
+
+
+@pytest.mark.skipif(has_driver(), reason="a driver would follow these addresses")
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_the_bindings_take_a_calls_arguments_and_look_for_the_driver(name: str) -> None:
+    """They convert every argument first, so one too few, or one of another type, would be a TypeError."""
+    with pytest.raises(Exception, match="NVIDIA driver library"):
+        getattr(calls, name)(*ARGUMENTS[name])
+
+
+def test_an_address_of_the_wrong_type_would_be_found() -> None:
+    with pytest.raises(TypeError):
+        calls.copy_to_gpu("there", ADDRESS, 4096, STREAM)  # type: ignore[arg-type]
+
+
+def answering(code: int) -> Any:
+    def cuStreamSynchronize() -> tuple[Any]:
+        return (driver.CUresult(code),)
+
+    return cuStreamSynchronize
+
+
+def test_memory_that_is_out_is_a_memory_error() -> None:
+    assert calls.OUT_OF_MEMORY == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    with pytest.raises(MemoryError):
+        calls._call(answering(calls.OUT_OF_MEMORY))
+
+
+def test_what_a_gpu_does_not_survive_is_told_from_what_it_does() -> None:
+    assert is_fatal(calls.CudaCallError("cuStreamSynchronize", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal access"))
+    assert is_fatal(RuntimeError("CUDA_ERROR_LAUNCH_FAILED: an exception occurred on the device"))
+    assert not is_fatal(calls.CudaCallError("cuGraphInstantiate", 801, "CUDA_ERROR_NOT_SUPPORTED", "not supported"))
+    assert not is_fatal(ValueError("cannot compile: assert x > 0"))
+
+
+def test_parts_of_an_array_lie_where_numpys_would() -> None:
+    here, there = np.zeros(64, np.uint8), GpuArray(GpuMemory(ADDRESS), ADDRESS, np.uint8, (64,))
+    for part in (
+        lambda memory: memory[8:40],
+        lambda memory: memory[8:40].view(np.float32)[2:6],
+        lambda memory: memory[16:].view(np.int64).reshape((2, 3)),
+        lambda memory: memory[:4].view(np.bool_).reshape(-1),
+        lambda memory: memory[64:64].view(np.float64).reshape((0, 3)),
+    ):
+        mine, numpys = part(there), part(here)
+        assert mine.address - ADDRESS == numpys.ctypes.data - here.ctypes.data or not numpys.size
+        assert (mine.shape, mine.dtype, mine.size, mine.nbytes) == (
+            numpys.shape,
+            numpys.dtype,
+            numpys.size,
+            numpys.nbytes,
+        )
+        interface = mine.__cuda_array_interface__
+        assert (interface["typestr"], interface["data"]) == (numpys.dtype.str, (mine.address, False))
+
+
+def test_memory_is_given_back_in_its_thread_once_no_array_lies_in_it() -> None:
+    gpu, freed = CudaGpu.__new__(CudaGpu), list[int]()  # without a driver
+    gpu._gone = deque()
+    owner = GpuMemory(ADDRESS)
+    gpu._give_back(owner, freed.append, ADDRESS)
+    part = GpuArray(owner, ADDRESS, np.uint8, (64,))[8:16]
+    del owner
+    gc.collect()
+    gpu._settle()
+    assert freed == []
+    del part
+    gc.collect()
+    assert freed == []
+    gpu._settle()
+    assert freed == [ADDRESS]
