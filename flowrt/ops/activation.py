@@ -39,7 +39,8 @@ def softplus(x: Operand, *, name: str | None = None) -> Result:
 @located("silu")
 def silu(x: Operand) -> TensorOrArray:
     """``x * sigmoid(x)``, also called swish. Elfwing et al., "Sigmoid-weighted linear units", 2018."""
-    return multiply(maximum(x, FARTHEST), sigmoid(x))
+    near = multiply(maximum(minimum(x, FAR), FARTHEST), sigmoid(x))
+    return where(greater(x, FAR), x, near)  # whose slope would be infinite times 0
 
 
 @op(name="gelu")

@@ -13,7 +13,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.spec import Spec
 from flowrt.op import no_gradient
-from flowrt.ops.comparison import equal, greater, greater_equal, less_equal
+from flowrt.ops.comparison import equal, greater, less
 from flowrt.ops.inference import as_float, broadcast, carry, carry_each, merged
 from flowrt.typed import op
 
@@ -55,6 +55,9 @@ __all__ = [
     "tanh",
     "where",
 ]
+
+
+FAR = 40.0  # exp(-FAR²) is 0 as a float
 
 
 def _both(a: Spec, b: Spec) -> Spec:
@@ -129,26 +132,26 @@ def pow_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @op(promote=True)
 def maximum(a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """The larger of ``a`` and ``b``; NaN where either is. The gradient goes to ``a`` where they are equal."""
+    """The larger of ``a`` and ``b``; NaN where either is. The gradient goes to ``b`` where larger, else to ``a``."""
     return carry_each(_both(a, b), lambda m, n: m if m > n else n, a, b)
 
 
 @maximum.gradient
 def maximum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    first = greater_equal(*node.inputs)
-    return where(first, dy, 0), where(first, 0, dy)
+    second = less(*node.inputs)
+    return where(second, 0, dy), where(second, dy, 0)
 
 
 @op(promote=True)
 def minimum(a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """The smaller of ``a`` and ``b``; NaN where either is. The gradient goes to ``a`` where they are equal."""
+    """The smaller of ``a`` and ``b``; NaN where either is. The gradient goes to ``b`` where less, else to ``a``."""
     return carry_each(_both(a, b), lambda m, n: m if m < n else n, a, b)
 
 
 @minimum.gradient
 def minimum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    first = less_equal(*node.inputs)
-    return where(first, dy, 0), where(first, 0, dy)
+    second = greater(*node.inputs)
+    return where(second, 0, dy), where(second, dy, 0)
 
 
 @located("clip")
@@ -221,10 +224,16 @@ def square(x: Operand, *, name: str | None = None) -> Result:
     return x.without_value()
 
 
-@op(gradient=lambda node, dy: (dy * (exp(negative(square(node.inputs[0]))) * (2 / math.sqrt(math.pi))),))
+@op
 def erf(x: Operand, *, name: str | None = None) -> Result:
     """The error function, 2 / sqrt(pi) times the integral of exp(-t²) from 0 to ``x``."""
     return as_float(x)
+
+
+@erf.gradient
+def erf_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    near: Any = clip(node.inputs[0], -FAR, FAR)  # beyond, the slope's own slope would be infinite times 0
+    return (dy * (exp(negative(square(near))) * (2 / math.sqrt(math.pi))),)
 
 
 @op(gradient=lambda node, dy: (dy * 0.5 / node.outputs[0],))

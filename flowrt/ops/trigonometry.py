@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowrt.base.spec import Spec
 from flowrt.ops.comparison import equal
-from flowrt.ops.elementwise import negative, rsqrt, square, where
+from flowrt.ops.elementwise import clip, negative, rsqrt, square, where
 from flowrt.ops.inference import as_float, broadcast
 from flowrt.typed import op
 
@@ -29,6 +31,12 @@ __all__ = [
     "sinh",
     "tan",
 ]
+
+
+def _near(x: Tensor, power: float = 1.0) -> Any:
+    """``x`` held to what can be multiplied: at most the largest float, or that to a ``power``."""
+    far = float(np.finfo(x.dtype).max) ** power
+    return clip(x, -far, far)
 
 
 @op
@@ -66,7 +74,7 @@ def acos(x: Operand, *, name: str | None = None) -> Result:
     return as_float(x)
 
 
-@op(gradient=lambda node, dy: (dy / (1.0 + square(node.inputs[0])),))
+@op(gradient=lambda node, dy: (dy / (1.0 + square(_near(node.inputs[0], 0.5))),))
 def atan(x: Operand, *, name: str | None = None) -> Result:
     """The angle in radians, from -pi/2 to pi/2, whose tangent is ``x``."""
     return as_float(x)
@@ -80,9 +88,9 @@ def atan2(y: Operand, x: Operand, *, name: str | None = None) -> Result:
 
 @atan2.gradient
 def atan2_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    y, x = node.inputs
-    share = dy / (square(y) + square(x))
-    return share * x, negative(share * y)
+    (y, x), length = map(_near, node.inputs), _near(hypot(*node.inputs))
+    share = dy / length  # whose square may be too large or too small for a float
+    return share * (x / length), negative(share * (y / length))
 
 
 @op(promote=True)
@@ -93,10 +101,9 @@ def hypot(x: Operand, y: Operand, *, name: str | None = None) -> Result:
 
 @hypot.gradient
 def hypot_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    x, y = node.inputs
-    length = node.outputs[0]
-    share = where(equal(length, 0.0), 0.0, dy / length)
-    return share * x, share * y
+    (x, y), length = map(_near, node.inputs), _near(node.outputs[0])
+    whole = where(equal(length, 0.0), 1.0, length)
+    return dy * (x / whole), dy * (y / whole)
 
 
 @op
