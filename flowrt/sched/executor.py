@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import numpy as np
 
@@ -24,13 +23,14 @@ from flowrt.kernels.store.locking import while_wanted
 from flowrt.sched.demand import find_demands
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.host.memory import amount
+from flowrt.sched.regional import RegionRunner
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, variable_spec
 from flowrt.sched.running import INLINE_SECONDS, StepRun, own, run_words
-from flowrt.sched.single import Runners, read_in_place, read_variable, write_variable
+from flowrt.sched.single import Runners
 from flowrt.sched.tape.direct import Numbers, direct_plan
 from flowrt.sched.tape.interrupts import Noted, Unbroken
-from flowrt.sched.tape.tape import CANCELLED, Tape, Tapes, address
-from flowrt.sched.units import APART, NOTHING, Action, Unit, connect, find_units
+from flowrt.sched.tape.tape import CANCELLED, Tape, Tapes
+from flowrt.sched.units import NOTHING, Action, Unit, connect, find_units
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from flowrt.sched.host.host import Host, RunContext
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.host.variables import Name
+    from flowrt.sched.ready import Computing, ReadyRun
 
 __all__ = ["INLINE_SECONDS", "Executor", "own", "run_words"]
 
-INLINE_BYTES = 1 << 18  # a variable above this is copied in a lane
 ADMITTED = 256  # shapes of feeds that need not be looked at again
 LENT_BYTES = 1 << 18  # variables below this are copied, and then written without a thought
 LARGEST = 8  # tensors that a refusal names
@@ -59,9 +59,13 @@ class Executor:
         self.units = find_units(plan, tapes=tapes)
         regions = sum(unit.region is not None for unit in self.units)
         self.tapes = Tapes(plan, regions=regions, memory=self.memory)
-        self.runners = Runners(plan, host.memory)
+        self._runners = Runners(plan, host)
+        self._regional = {
+            unit: RegionRunner(plan, unit, unit.region, host, self.tapes, self._runners)
+            for unit in self.units
+            if unit.region is not None
+        }
         self._issuers: dict[str, Issuing] = {}  # by device, made when first asked for
-        self._in_place: dict[tuple[int, ...], frozenset[int]] = {}  # by the nodes of a region
         self.wiring = connect(plan, self.units)
         self.demands = find_demands(plan, self.units, self.wiring.topology)
         self.sizes: dict[int, int] = {}  # by unit that may be put off: the bytes that it made last
@@ -139,13 +143,9 @@ class Executor:
         Only a tape that is expected to take no more than ``within`` seconds is run; infinity is for callers whose
         thread is theirs to hold. Where it answers None, nothing was done. May be called from any thread.
         """
-        unit = self._alone
-        if unit is None or unit.region is None:
-            return None
-        feeds = as_arrays(feeds)
-        inputs = feeds if self._straight else [feeds[v] for v in unit.inputs]
-        tape = self.tapes.made(unit.region, inputs)
-        if tape is None or tape.expected_seconds > within:
+        unit, feeds = self._alone, as_arrays(feeds)
+        inputs, tape = self._made(feeds)
+        if unit is None or tape is None or tape.expected_seconds > within:
             return None
         variables, holds = self.host.variables, bool(unit.reads or unit.writes)
         with Unbroken() if holds else AT_ANY_TIME:
@@ -154,7 +154,7 @@ class Executor:
             words = run_words(number, seed)
             try:
                 with Noted(words):
-                    outputs = self.run_tape(unit, tape, inputs, words)
+                    outputs = self._regional[unit].run(tape, inputs, words)
             finally:
                 if holds:
                     variables.release(unit.reads, unit.writes)
@@ -168,11 +168,8 @@ class Executor:
         The machine would do just this, but in several turns of the loop.
         """
         unit = self._alone
-        if unit is None or unit.region is None:
-            return None
-        inputs = [feeds[v] for v in unit.inputs]
-        tape = self.tapes.made(unit.region, inputs)
-        if tape is None or tape.expected_seconds <= INLINE_SECONDS:
+        inputs, tape = self._made(feeds)
+        if unit is None or tape is None or tape.expected_seconds <= INLINE_SECONDS:
             return None
         variables, words = self.host.variables, run_words(context.number, context.seed)
         if not variables.try_hold(unit.reads, unit.writes):
@@ -182,17 +179,18 @@ class Executor:
             words[STATUS] = CANCELLED
 
         try:
-            outputs = await self.host.lanes.run(self._run_timed, unit, tape, inputs, words, stop=stop)
+            outputs = await self.host.lanes.run(self.carry_out_timed, unit, inputs, words, stop=stop)
         finally:
             variables.release(unit.reads, unit.writes)
         return self._answers(unit, outputs, feeds)
 
-    def _run_timed(self, unit: Unit, tape: Tape, inputs: Sequence[Array], words: Array) -> list[Array]:
-        """`run_tape` in a lane; learns how long it takes."""
-        began = time.perf_counter()
-        outputs = self.run_tape(unit, tape, inputs, words)
-        tape.took(time.perf_counter() - began)
-        return outputs
+    def _made(self, feeds: Sequence[Array]) -> tuple[Sequence[Array], Tape | None]:
+        """The inputs of a plan that is one region for these feeds, and its tape, if there is one already."""
+        unit = self._alone
+        if unit is None or unit.region is None:
+            return feeds, None
+        inputs = feeds if self._straight else [feeds[v] for v in unit.inputs]
+        return inputs, self.tapes.made(unit.region, inputs)
 
     def _answers(self, unit: Unit, outputs: Sequence[Array], feeds: Sequence[Array]) -> list[Array]:
         """The fetches of a plan that is one unit, none of them anyone else's memory."""
@@ -212,25 +210,16 @@ class Executor:
         It answers ``fetches``, by default all of the plan's.
         """
         unit, wanted = self._alone, self.plan.fetches if fetches is None else fetches
-        if unit is None or unit.region is None or set(unit.outputs) != set(wanted):
-            return None
-        tape = self.tapes.made(unit.region, feeds if self._straight else [feeds[v] for v in unit.inputs])
-        if tape is None or tape.expected_seconds > within:
+        tape = self._made(feeds)[1]
+        if unit is None or set(unit.outputs) != set(wanted) or tape is None or tape.expected_seconds > within:
             return None
         if tape.recording.orders or not tape.is_settled:
             return None  # one that waits for better kernels, or knows not its speed yet, is asked for anew every time
         return direct_plan(self.host, unit, tape, feeds, wanted, numbers, seed)
 
-    def is_short(self, unit: Unit, inputs: Sequence[Array]) -> bool:
-        """Whether a unit that need not wait is better carried out on the loop's own thread than in a lane."""
-        if unit.region is not None:
-            tape = self.tapes.made(unit.region, inputs)
-            return tape is not None and tape.expected_seconds <= INLINE_SECONDS
-        if unit.action is Action.COMPUTE:
-            return self.runners[unit.nodes[0]].expected_seconds(inputs) <= INLINE_SECONDS
-        if unit.action in APART:
-            return False
-        return variable_spec(self.plan.nodes[unit.nodes[0]]).nbytes <= INLINE_BYTES
+    def runner_of(self, unit: Unit) -> Computing:
+        """What computes a unit of the host's own."""
+        return self._runners[unit.nodes[0]] if unit.region is None else self._regional[unit]
 
     def lend(self, unit: Unit) -> list[Array] | None:
         """The outputs of a unit that only reads variables for others to see: their memory, uncopied.
@@ -247,11 +236,6 @@ class Executor:
         finally:
             variables.release(unit.reads, NOTHING)
 
-    def _part(self, writes: frozenset[Name]) -> None:
-        """See that what is to be written is lent to nobody."""
-        if self.host.variables.lent:
-            self.host.variables.part(writes, self.host.spares.copy)
-
     async def finish(self, unit: Unit, inputs: Sequence[Any], words: Array, stop: Callable[[], None]) -> Sequence[Any]:
         """Run a unit whose variables are held in the lane of its device, and wait for it."""
         device = self.host.devices[self.plan.nodes[unit.nodes[0]].device]
@@ -265,80 +249,21 @@ class Executor:
                 return await device.run(issuer.carry_out, unit, inputs, words, stop=stop)
         return await device.run(self.carry_out_timed, unit, inputs, words, stop=stop)
 
-    def carry_out(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
+    def carry_out(self, unit: Unit, ready: ReadyRun, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
         """Run a unit that need not wait, and whose variables are held, on the calling thread."""
         try:
-            if unit.region is None:
-                return self._compute(unit.nodes[0], inputs, words)
-            tape = self.tapes.get(unit.region, inputs)
-            return self._run_singly(unit, inputs, words) if tape is None else self.run_tape(unit, tape, inputs, words)
+            return self.runner_of(unit).run(ready, inputs, words)
         except MemoryError as error:
             raise ResourceError(f"{self.plan.nodes[unit.nodes[0]].where()}: out of memory: {error}") from error
 
     def carry_out_timed(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
-        """`carry_out` in a lane; learns how long the unit takes, since what it is predicted to take is a guess."""
-        runner = self.runners[unit.nodes[0]] if unit.action is Action.COMPUTE else None
+        """The same in a lane; learns how long the unit takes, since what it is predicted to take is a guess."""
         with while_wanted(lambda: not words[STATUS]):
-            tape = None if unit.region is None else self.tapes.get(unit.region, inputs)
+            ready = self.runner_of(unit).ready(inputs)
             began = time.perf_counter()
-            outputs = self.carry_out(unit, inputs, words)
-            seconds = time.perf_counter() - began
-        if tape is not None:
-            tape.took(seconds)
-        elif runner is not None:
-            runner.took(inputs, seconds)
+            outputs = self.carry_out(unit, ready, inputs, words)
+        ready.took(time.perf_counter() - began)
         return outputs
-
-    def run_tape(self, unit: Unit, tape: Tape, inputs: Sequence[Array], words: Array) -> list[Array]:
-        """Run a region whose variables are held. One that it begins has its value once all of the region is done."""
-        self._part(unit.writes)
-        crew, variables = self.host.lanes.crew, self.host.variables
-        laid = tape.laid
-        if laid is not None and laid[0] is variables and laid[1] == variables.changes:
-            alive = [reference() for reference in laid[3]]  # should someone reset them while the tape runs
-            if laid[1] == variables.changes:
-                outputs = tape.run_at(words, inputs, laid[2], crew=crew)
-                del alive
-                return outputs
-        changes, memory = variables.changes, []
-        begun: dict[Name, Array] = {}
-        for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
-            value = variables.find(name, spec) if name in unit.begins else variables.value(name, spec)
-            if value is None:
-                value = begun[name] = self.memory.lasting(spec.concrete, spec.dtype)
-            memory.append(value)
-        places = [address(value) for value in memory]
-        outputs = tape.run_at(words, inputs, places, crew=crew)
-        for name, value in begun.items():
-            variables.begin(name, value)
-        if not begun:
-            tape.laid = variables, changes, places, [ref(value) for value in memory]
-        return outputs
-
-    def _run_singly(self, unit: Unit, inputs: Sequence[Array], words: Array) -> list[Array]:
-        """Run a region's nodes one after the other, where it has no tape."""
-        starts, values = self.plan.value_starts(), dict(zip(unit.inputs, inputs, strict=True))
-        in_place = self._in_place.get(unit.nodes)
-        if in_place is None:
-            in_place = self._in_place[unit.nodes] = read_in_place(self.plan, unit.nodes, unit.outputs)
-        for position in unit.nodes:
-            node = self.plan.nodes[position]
-            if position in in_place:
-                values[starts[position]] = self.host.variables.value(resource_of(node), variable_spec(node))
-                continue
-            outputs = self._compute(position, [values[v] for v in node.inputs], words)
-            values.update(zip(range(starts[position], starts[position + 1]), outputs, strict=True))
-        return [values[v] for v in unit.outputs]
-
-    def _compute(self, position: int, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
-        node = self.plan.nodes[position]
-        if node.op == READ:
-            return (read_variable(node, self.host.variables, self.memory),)
-        if writes(node.op):
-            self._part(frozenset(resources_of(node)))
-            write_variable(node, inputs, words, self.host.variables, self.memory)
-            return ()
-        return self.runners[position](inputs, words)
 
 
 def _lendable(plan: Plan, units: Sequence[Unit], task: str) -> dict[tuple[int, ...], list[tuple[Name, Spec]]]:

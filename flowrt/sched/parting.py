@@ -6,15 +6,12 @@ Law: nothing is computed. A part is a view of what was dealt out, and shares its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from flowrt.base.errors import ResourceError, SpecError
-
-if TYPE_CHECKING:
-    from flowrt.base.plan import PlanNode
-    from flowrt.sched.host.memory import Memory
+from flowrt.sched.ready import GuessingRunner
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -22,19 +19,12 @@ PARTING = frozenset({"part_of", "join_parts"})
 COPIED_PER_SECOND = 4e9  # bytes
 
 
-class PartRunner:
+class PartRunner(GuessingRunner):
     """Computes a node that takes a part, or joins parts. May be called from any thread."""
-
-    def __init__(self, node: PlanNode, memory: Memory) -> None:
-        self.node = node
-        self._memory = memory
 
     def expected_seconds(self, inputs: Sequence[Array]) -> float:
         """What copying all rows takes; a part is not copied."""
         return 0.0 if self.node.op == "part_of" else sum(part.nbytes for part in inputs[:-2]) / COPIED_PER_SECOND
-
-    def took(self, inputs: Sequence[Array], seconds: float) -> None:
-        """Nothing to learn."""
 
     def __call__(self, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
         """The output; raises `ResourceError` where there is no room for it, `SpecError` for parts that do not fit."""

@@ -25,15 +25,14 @@ from flowrt.sched.effects import AT_ONCE, Later, await_arrival, handler_of, line
 from flowrt.sched.host.rendezvous import DEAD, Array, Dead, Pushed, Waiter
 from flowrt.sched.host.segments import has_own_slot
 from flowrt.sched.machine import ALL_DEAD, StepMachine
-from flowrt.sched.single import NodeRunner
 from flowrt.sched.tape.tape import CANCELLED
-from flowrt.sched.units import Action, Unit
+from flowrt.sched.units import APART, Action, Unit
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
     from flowrt.sched.demand import Demands, Goal
     from flowrt.sched.host.host import Host, RunContext
-    from flowrt.sched.single import Runners
+    from flowrt.sched.ready import Computing, ReadyRun
     from flowrt.sched.units import Wiring
 
 Outputs: TypeAlias = "Sequence[Array | Dead]"
@@ -48,16 +47,15 @@ class Carrying(Protocol):
     plan: Plan
     host: Host
     units: tuple[Unit, ...]
-    runners: Runners
     wiring: Wiring
     demands: Demands | None
     sizes: dict[int, int]
 
     def lend(self, unit: Unit) -> list[Array] | None: ...
 
-    def is_short(self, unit: Unit, inputs: Sequence[Array]) -> bool: ...
+    def runner_of(self, unit: Unit) -> Computing: ...
 
-    def carry_out(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]: ...
+    def carry_out(self, unit: Unit, ready: ReadyRun, inputs: Sequence[Array], words: Array) -> Sequence[Array]: ...
 
     async def finish(
         self, unit: Unit, inputs: Sequence[Any], words: Array, stop: Callable[[], None]
@@ -320,21 +318,16 @@ class StepRun:
         if unit.reads and (lent := executor.lend(unit)) is not None:
             self._complete(activation, lent)
             return True
-        runner = executor.runners[unit.nodes[0]] if unit.action is Action.COMPUTE else None
-        if isinstance(runner, NodeRunner) and (ready := runner.known(inputs)) is not None:
-            if ready.expected_seconds > INLINE_SECONDS:
-                return False
-            self._complete(activation, runner.run(ready, inputs, self.words))
-            return True
-        if not executor.is_short(unit, inputs):
+        ready = None if unit.action in APART else executor.runner_of(unit).known(inputs)
+        if ready is None or ready.expected_seconds > INLINE_SECONDS:
             return False
         if not (unit.reads or unit.writes):
-            self._complete(activation, executor.carry_out(unit, inputs, self.words))
+            self._complete(activation, executor.carry_out(unit, ready, inputs, self.words))
             return True
         if not variables.try_hold(unit.reads, unit.writes):
             return False
         try:
-            outputs = executor.carry_out(unit, inputs, self.words)
+            outputs = executor.carry_out(unit, ready, inputs, self.words)
         finally:
             variables.release(unit.reads, unit.writes)
         self._complete(activation, outputs)

@@ -22,26 +22,30 @@ from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, Prepared, check, prepare
 from flowrt.kernels.store.background import are_ready, submit
-from flowrt.op import lookup
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, StackedRows, interpret
 from flowrt.sched.parting import PARTING, PartRunner
+from flowrt.sched.ready import AT_ONCE, GuessingRunner
 from flowrt.sched.regions.cost import predict
+from flowrt.sched.regions.lives import infer
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, size_operands, variable_spec
 from flowrt.sched.tape.tape import address, corrected
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
+    from flowrt.sched.host.host import Host
     from flowrt.sched.host.memory import Memory
     from flowrt.sched.host.variables import Variables
+    from flowrt.sched.ready import ReadyRun
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 PREPARED_PER_NODE = 64
+COPIED_AT_ONCE = 1 << 18  # a variable of more bytes is copied in a lane
 ROW_SECONDS, COPIED_PER_SECOND = 2e-7, 4e9  # what stacking a row takes, whatever its size, and bytes a second
 
 
 @dataclass(slots=True)
-class _Ready:
+class PreparedNode:
     """What computes a node on inputs of one shape signature: None where the first input is the answer."""
 
     prepared: Prepared | None
@@ -53,8 +57,11 @@ class _Ready:
     def expected_seconds(self) -> float:
         return corrected(self.guess, self.fastest)
 
+    def took(self, seconds: float) -> None:
+        self.fastest = min(self.fastest, seconds)
 
-Known: TypeAlias = "OrderedDict[Any, _Ready]"
+
+Known: TypeAlias = "OrderedDict[Any, PreparedNode]"
 
 
 class NodeRunner:
@@ -63,41 +70,24 @@ class NodeRunner:
     def __init__(self, node: PlanNode, memory: Memory, known: Known | None = None) -> None:
         self.node = node
         self._memory = memory
-        self._op = lookup(node.op)
         self._alias = is_alias(node.op)
         self._constant = (node.attrs["value"],) if node.op == "constant" else None
         self._by_value = tuple(size_operands(node))
         self._known: Known = OrderedDict() if known is None else known
 
-    def expected_seconds(self, inputs: Sequence[Array]) -> float:
-        """A rough guess of one call; infinite before the first."""
-        if self._constant is not None:
-            return 0.0
-        ready = self._known.get(self._key(inputs))
-        return math.inf if ready is None else ready.expected_seconds
-
-    def took(self, inputs: Sequence[Array], seconds: float) -> None:
-        """Learn from a whole call that took so long, compilation included if there was any."""
-        ready = self._known.get(self._key(inputs))
-        if ready is not None:
-            ready.fastest = min(ready.fastest, seconds)
-
     def __call__(self, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
-        """The outputs for C-contiguous ``inputs``; ``run`` are the run's words.
+        """The outputs, by what is ready for inputs like these."""
+        return self.run(self.ready(inputs), inputs, run)
 
-        Raises `StepCancelled` if the run was stopped, and `FlowrtError` with the kernel's reason where it fails.
-        """
+    def known(self, inputs: Sequence[Array]) -> ReadyRun | None:
         if self._constant is not None:
-            return self._constant
-        return self.run(self._ready(inputs), inputs, run)
-
-    def known(self, inputs: Sequence[Array]) -> _Ready | None:
-        """What `run` computes inputs like these with, if there were such before and nothing better since."""
+            return AT_ONCE
         found = self._known.get(self._key(inputs))
         return None if found is None or (found.prepared is not None and _is_outdated(found.prepared)) else found
 
-    def run(self, ready: _Ready, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
-        """The outputs; see `__call__`."""
+    def run(self, ready: Any, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
+        if self._constant is not None:
+            return self._constant
         if ready.prepared is None:
             return [inputs[0].reshape(ready.outputs[0].concrete)] if ready.outputs else ()
         if run[STATUS]:
@@ -117,7 +107,9 @@ class NodeRunner:
         key: Any = tuple([a.shape for a in inputs])
         return (key, *[inputs[i].tobytes() for i in self._by_value]) if self._by_value else key
 
-    def _ready(self, inputs: Sequence[Array]) -> _Ready:
+    def ready(self, inputs: Sequence[Array]) -> ReadyRun:
+        if self._constant is not None:
+            return AT_ONCE
         key = self._key(inputs)
         found = self._known.get(key)
         if found is None or (found.prepared is not None and _is_outdated(found.prepared)):
@@ -126,22 +118,16 @@ class NodeRunner:
                 self._known.popitem(last=False)
         return found
 
-    def _make(self, inputs: Sequence[Array]) -> _Ready:
+    def _make(self, inputs: Sequence[Array]) -> PreparedNode:
         node, specs = self.node, [spec_of(a) for a in inputs]
-        try:
-            outputs = self._op.infer(specs, node.attrs)
-        except SpecError as error:
-            raise SpecError(f"{node.where()}: {error}") from None
-        for made, expected in zip(outputs, node.outputs, strict=True):
-            if not expected.accepts(made.dtype, made.shape):
-                raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {made}")
+        outputs = infer(node, specs)
         if self._alias or not outputs:
-            return _Ready(None, outputs, 0.0, 0.0)
+            return PreparedNode(None, outputs, 0.0, 0.0)
         try:
             prepared = prepare(node.op, specs, outputs, node.attrs)
         except GraphError as error:
             raise type(error)(f"{node.where()}: {error}") from error
-        return _Ready(prepared, outputs, predict(node.op, (*specs, *outputs)))
+        return PreparedNode(prepared, outputs, predict(node.op, (*specs, *outputs)))
 
 
 def _is_outdated(prepared: Prepared) -> bool:
@@ -152,20 +138,13 @@ def _is_outdated(prepared: Prepared) -> bool:
     return are_ready(prepared.orders)
 
 
-class StructuredRunner:
+class StructuredRunner(GuessingRunner):
     """Computes a loop or branch of a plan, node by node, for any shapes. May be called from any thread."""
 
     def __init__(self, node: PlanNode, memory: Memory) -> None:
-        self.node = node
+        super().__init__(node, memory)
         bodies = [value for value in node.attrs.values() if isinstance(value, Plan)]
         self._runners = {id(inner): runner_for(inner, memory) for body in bodies for inner in body.nodes}
-
-    def expected_seconds(self, inputs: Sequence[Array]) -> float:
-        """Unknown: how often it turns depends on values."""
-        return math.inf
-
-    def took(self, inputs: Sequence[Array], seconds: float) -> None:
-        """Nothing to learn: the next call may turn more often."""
 
     def __call__(self, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
         """The outputs for C-contiguous ``inputs``; raises as `NodeRunner` does."""
@@ -182,12 +161,8 @@ class StructuredRunner:
         return [np.ascontiguousarray(a).reshape(a.shape) for a in made]
 
 
-class StackRunner:
+class StackRunner(GuessingRunner):
     """Computes a node whose values are `StackedRows`, or that makes a tensor of them."""
-
-    def __init__(self, node: PlanNode, memory: Memory) -> None:
-        self.node = node
-        self._memory = memory
 
     def expected_seconds(self, inputs: Sequence[Any]) -> float:
         """What copying all rows takes; adding one copies nothing."""
@@ -195,9 +170,6 @@ class StackRunner:
             return 0.0
         rows: StackedRows = inputs[0]
         return rows.count * (ROW_SECONDS + (rows.shared[0].nbytes if rows.count else 0) / COPIED_PER_SECOND)
-
-    def took(self, inputs: Sequence[Any], seconds: float) -> None:
-        """Nothing to learn: the next stack may be longer."""
 
     def __call__(self, inputs: Sequence[Any], run: Array) -> Sequence[Any]:
         """The outputs; raises `ResourceError` where there is no room for them, `SpecError` where rows differ."""
@@ -216,33 +188,52 @@ class StackRunner:
             raise type(error)(f"{self.node.where()}: {error}") from error
 
 
-Runner: TypeAlias = "NodeRunner | StructuredRunner | StackRunner | PartRunner"
+class VariableRunner(GuessingRunner):
+    """Reads or writes variables that are held."""
+
+    def __init__(self, node: PlanNode, host: Host) -> None:
+        super().__init__(node, host.memory)
+        self._host = host
+        self._expected = 0.0 if variable_spec(node).nbytes <= COPIED_AT_ONCE else math.inf
+
+    def expected_seconds(self, inputs: Sequence[Array]) -> float:
+        """Nothing to speak of, or too much for the loop's own thread."""
+        return self._expected
+
+    def __call__(self, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
+        node, variables, memory = self.node, self._host.variables, self._memory
+        if node.op == READ:
+            return (read_variable(node, variables, memory),)
+        if variables.lent:
+            variables.part(frozenset(resources_of(node)), self._host.spares.copy)
+        write_variable(node, inputs, words, variables, memory)
+        return ()
 
 
-def runner_for(node: PlanNode, memory: Memory) -> Runner:
+def runner_for(node: PlanNode, memory: Memory, known: Known | None = None) -> NodeRunner | GuessingRunner:
     """What computes a synchronous node by itself."""
     if node.op in STACKING:
         return StackRunner(node, memory)
     if node.op in PARTING:
         return PartRunner(node, memory)
-    return StructuredRunner(node, memory) if node.op in STRUCTURED else NodeRunner(node, memory)
+    return StructuredRunner(node, memory) if node.op in STRUCTURED else NodeRunner(node, memory, known)
 
 
-class Runners(dict[int, Runner]):
-    """What computes the nodes of a plan by themselves, by position; made when first asked for."""
+class Runners(dict[int, NodeRunner | GuessingRunner]):
+    """What computes the nodes of a plan by themselves on a host, by position; made when first asked for."""
 
-    def __init__(self, plan: Plan, memory: Memory) -> None:
-        self._nodes, self._memory = plan.nodes, memory
+    def __init__(self, plan: Plan, host: Host) -> None:
+        self._nodes, self._host = plan.nodes, host
         self._specs = plan.value_specs()
         self._known: dict[Any, Known] = {}
 
-    def __missing__(self, position: int) -> Runner:
+    def __missing__(self, position: int) -> NodeRunner | GuessingRunner:
         node = self._nodes[position]
-        if node.op in STACKING or node.op in STRUCTURED or node.op in PARTING:
-            runner = runner_for(node, self._memory)
-        else:
-            runner = NodeRunner(node, self._memory, self._known.setdefault(self._what(node), OrderedDict()))
-        return self.setdefault(position, runner)
+        if node.op == READ or writes(node.op):
+            return self.setdefault(position, VariableRunner(node, self._host))
+        structured = node.op in STACKING or node.op in STRUCTURED or node.op in PARTING
+        known = None if structured else self._known.setdefault(self._what(node), OrderedDict())
+        return self.setdefault(position, runner_for(node, self._host.memory, known))
 
     def _what(self, node: PlanNode) -> Any:
         """What a node does, the same for all that do it."""
@@ -306,10 +297,7 @@ def write_variable(node: PlanNode, inputs: Sequence[Array], run: Array, variable
 
 def _write_rows(node: PlanNode, inputs: Sequence[Array], run: Array, variables: Variables, memory: Memory) -> None:
     spec, specs = variable_spec(node), [spec_of(a) for a in inputs]
-    try:
-        lookup(node.op).infer(specs, node.attrs)
-    except SpecError as error:
-        raise SpecError(f"{node.where()}: {error}") from None
+    infer(node, specs)
     held = [variables.value(name, spec) for name in resources_of(node)]
     prepared = prepare(node.op, specs, [spec] * len(held), node.attrs)
     scratch = [memory.empty(each.concrete, each.dtype) for each in prepared.scratch]

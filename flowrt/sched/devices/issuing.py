@@ -19,12 +19,12 @@ from flowrt.base.errors import GraphError, SpecError, StepCancelled
 from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, check
-from flowrt.op import lookup
 from flowrt.sched.devices.blame import finish, located, naming
 from flowrt.sched.devices.holding import Holding
 from flowrt.sched.devices.looping import Bodies, BodyUnit, Run
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.replaying import WholeRegions, has_bodies, may_size
+from flowrt.sched.regions.lives import infer
 from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, variable_spec
 
 if TYPE_CHECKING:
@@ -134,15 +134,7 @@ class Issuer:
         return value if isinstance(value, DeviceArray) else self._arena.hold(value, node.where())
 
     def _infer(self, node: PlanNode, inputs: Sequence[Value]) -> tuple[Spec, ...]:
-        specs = [value.spec if isinstance(value, DeviceArray) else spec_of(value) for value in inputs]
-        try:
-            outputs = lookup(node.op).infer(specs, node.attrs)
-        except SpecError as error:
-            raise SpecError(f"{node.where()}: {error}") from None
-        for made, expected in zip(outputs, node.outputs, strict=True):
-            if not expected.accepts(made.dtype, made.shape):
-                raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {made}")
-        return outputs
+        return infer(node, [value.spec if isinstance(value, DeviceArray) else spec_of(value) for value in inputs])
 
     # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -124,6 +124,18 @@ def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
     return lives
 
 
+def infer(node: PlanNode, inputs: Sequence[Spec]) -> tuple[Spec, ...]:
+    """The specs of what a node makes of inputs of these; raises `SpecError` where they do not fit it or the plan."""
+    try:
+        outputs = lookup(node.op).infer(inputs, node.attrs)
+    except SpecError as error:
+        raise SpecError(f"{node.where()}: {error}") from None
+    for made, expected in zip(outputs, node.outputs, strict=True):
+        if not expected.accepts(made.dtype, made.shape):
+            raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {made}")
+    return outputs
+
+
 def _infer(lives: Lives, node: PlanNode) -> tuple[Spec, ...]:
     """The specs of what a node makes. What the plan found of values alike holds here; integers may yet be computed."""
     if lives.planned.issuperset(node.inputs) and all(s.known and s.dtype.kind not in "iu" for s in node.outputs):

@@ -1,0 +1,89 @@
+"""What computes a region: the tape for inputs of one set of shapes, or its nodes one after the other where it has none.
+
+Law: the region's variables are held by whoever runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from flowrt.sched.ready import LONG
+from flowrt.sched.regions.regions import resource_of, variable_spec
+from flowrt.sched.single import read_in_place
+from flowrt.sched.tape.tape import Tape, address
+
+if TYPE_CHECKING:
+    from flowrt.base.plan import Plan
+    from flowrt.sched.host.host import Host
+    from flowrt.sched.host.rendezvous import Array
+    from flowrt.sched.host.variables import Name
+    from flowrt.sched.ready import ReadyRun
+    from flowrt.sched.regions.regions import Region
+    from flowrt.sched.single import Runners
+    from flowrt.sched.tape.tape import Tapes
+    from flowrt.sched.units import Unit
+
+
+class RegionRunner:
+    """Computes the region of a unit. May be called from any thread."""
+
+    def __init__(self, plan: Plan, unit: Unit, region: Region, host: Host, tapes: Tapes, runners: Runners) -> None:
+        self._plan, self._unit, self._region, self._host = plan, unit, region, host
+        self._tapes, self._runners = tapes, runners
+
+    def known(self, inputs: Sequence[Array]) -> Tape | None:
+        """The tape for inputs like these, if it was made before: compiles nothing."""
+        return self._tapes.made(self._region, inputs)
+
+    def ready(self, inputs: Sequence[Array]) -> ReadyRun:
+        """The tape for inputs like these; `LONG` where shapes depend on values made inside."""
+        return self._tapes.get(self._region, inputs) or LONG
+
+    def run(self, ready: ReadyRun, inputs: Sequence[Array], words: Array) -> list[Array]:
+        """The outputs. A variable that the region begins has its value once all of the region is done."""
+        if not isinstance(ready, Tape):
+            return self._run_singly(inputs, words)
+        tape, unit, variables = ready, self._unit, self._host.variables
+        if variables.lent:
+            variables.part(unit.writes, self._host.spares.copy)
+        crew, laid = self._host.lanes.crew, tape.laid
+        if laid is not None and laid[0] is variables and laid[1] == variables.changes:
+            alive = [reference() for reference in laid[3]]  # should someone reset them while the tape runs
+            if laid[1] == variables.changes:
+                outputs = tape.run_at(words, inputs, laid[2], crew=crew)
+                del alive
+                return outputs
+        changes, memory = variables.changes, []
+        begun: dict[Name, Array] = {}
+        for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
+            value = variables.find(name, spec) if name in unit.begins else variables.value(name, spec)
+            if value is None:
+                value = begun[name] = self._host.memory.lasting(spec.concrete, spec.dtype)
+            memory.append(value)
+        places = [address(value) for value in memory]
+        outputs = tape.run_at(words, inputs, places, crew=crew)
+        for name, value in begun.items():
+            variables.begin(name, value)
+        if not begun:
+            tape.laid = variables, changes, places, [ref(value) for value in memory]
+        return outputs
+
+    @cached_property
+    def _in_place(self) -> frozenset[int]:
+        return read_in_place(self._plan, self._unit.nodes, self._unit.outputs)
+
+    def _run_singly(self, inputs: Sequence[Array], words: Array) -> list[Array]:
+        """Run the nodes one after the other."""
+        plan, unit = self._plan, self._unit
+        starts, values = plan.value_starts(), dict(zip(unit.inputs, inputs, strict=True))
+        for position in unit.nodes:
+            node = plan.nodes[position]
+            if position in self._in_place:
+                values[starts[position]] = self._host.variables.value(resource_of(node), variable_spec(node))
+                continue
+            outputs = self._runners[position]([values[v] for v in node.inputs], words)
+            values.update(zip(range(starts[position], starts[position + 1]), outputs, strict=True))
+        return [values[v] for v in unit.outputs]
