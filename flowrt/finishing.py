@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any
 
+from flowrt.sched.host.shielded import shielded
+
 
 async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
     """Await cleanup to its end; a cancellation meanwhile is delivered afterwards."""
     task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
+    cancelled = await shielded(task.done, lambda: asyncio.wait([task]))
     task.result()
     if cancelled is not None:
         raise cancelled

@@ -54,10 +54,9 @@ from flowrt.net.peers import Peers
 from flowrt.net.steps import Feed, OpenStep, Registered, describe
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Listeners, Rendezvous, StepKey
+from flowrt.sched.host.shielded import shielded
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from flowrt.base.device import Device
     from flowrt.base.spec import Spec
     from flowrt.net.peer import Peer
@@ -128,9 +127,7 @@ class Master:
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     # ── opening and closing ──
@@ -472,13 +469,7 @@ class Master:
                 self._peers.post(self._peers[task], Abort(step.number))
             if task in suspects or task not in step.told:
                 step.settle(task)
-        cancelled: asyncio.CancelledError | None = None
-        while step.waiting:
-            step.news.clear()
-            try:
-                await step.news.wait()
-            except asyncio.CancelledError as error:
-                cancelled = error
+        cancelled = await shielded(lambda: not step.waiting, step.next_news)
         if cancelled is not None:
             raise cancelled
 

@@ -69,6 +69,11 @@ class OpenStep:
         self.errors.append((2 * consequence(error) + 1, error))
         self.news.set()
 
+    async def next_news(self) -> None:
+        """Wait until there are news again."""
+        self.news.clear()
+        await self.news.wait()
+
     def error(self) -> FlowrtError:
         """The error that explains the others best."""
         return min(self.errors, key=lambda ranked: ranked[0])[1]

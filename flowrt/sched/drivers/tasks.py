@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from flowrt.sched.host.shielded import shielded
+
 _log = logging.getLogger(__name__)
 
 
@@ -30,14 +32,9 @@ class Tasks:
 
     async def aclose(self) -> None:
         """Cancel and await everything, even if cancelled meanwhile."""
-        cancelled: asyncio.CancelledError | None = None
         for task in self._tasks:
             task.cancel()
-        while self._tasks:
-            try:
-                await asyncio.wait(self._tasks)
-            except asyncio.CancelledError as error:
-                cancelled = error
+        cancelled = await shielded(lambda: not self._tasks, lambda: asyncio.wait(self._tasks))
         if cancelled is not None:
             raise cancelled
 

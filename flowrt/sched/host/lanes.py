@@ -24,6 +24,7 @@ from flowrt.kernels.launch import ENTRY_TYPE
 from flowrt.kernels.run import board as at
 from flowrt.kernels.store.parts import loop_address
 from flowrt.sched.host.arena import local_room
+from flowrt.sched.host.shielded import shielded
 
 T = TypeVar("T")
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -201,17 +202,13 @@ class _Work:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def _told(self) -> asyncio.Future[None]:
+        self._waiter = self._loop.create_future()
+        return self._waiter
+
     async def result(self, stop: Callable[[], None] | None) -> Any:
         """The answer, once it is there; a cancellation meanwhile calls ``stop`` and is delivered then."""
-        cancelled: asyncio.CancelledError | None = None
-        while not self._over:
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            except asyncio.CancelledError as error:
-                cancelled = error
-                if stop is not None:
-                    stop()
+        cancelled = await shielded(lambda: self._over, self._told, stop)
         answer, self._answer = self._answer, None
         failure, self._error = self._error, None
         try:
