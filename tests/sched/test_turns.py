@@ -24,7 +24,7 @@ def shared_eagerly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(schedule, "CHUNK", 1e-9)
     monkeypatch.setattr(schedule, "OVERHEAD", 0.0)
     monkeypatch.setattr(pace, "WORTHWHILE", 0.0)
-    monkeypatch.setattr(pace, "TURN", 0.0)
+    monkeypatch.setattr(pace, "ITERATION", 0.0)
     monkeypatch.setattr(pace, "CLOCK", 0)
 
 
@@ -91,7 +91,7 @@ def test_turns_are_shared_where_launches_take_long(monkeypatch: pytest.MonkeyPat
     decide = pace.Pace.decide
     monkeypatch.setattr(pace.Pace, "decide", lambda self, seconds: (decide(self, seconds), made.append(self))[0])
     _answers(_cell, 2, _x(6, 30, 40))
-    assert any(one.division is not None and one.division.turns for one in made)
+    assert any(one.division is not None and one.division.loops for one in made)
     assert any(task.own for one in made if one.division is not None for task in one.division.schedule.tasks)
 
 

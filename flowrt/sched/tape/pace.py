@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from flowrt.base.plan import Plan
     from flowrt.sched.regions.recorded import Launch
     from flowrt.sched.regions.regions import Region
-    from flowrt.sched.tape.turns import Turns
+    from flowrt.sched.tape.turns import LaidLoop
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 LEARNING = 3  # timed runs: the first is cold, and any may be disturbed
 CLOCK = 20  # nanoseconds of a launch's time that are the clock's
 GUESS_FROM = 1e-3  # seconds that a tape must be guessed to take to be shared before it was timed
-TURN = 10e-6  # seconds that a turn of a loop must take to be shared: from turn to turn nobody falls asleep
-NO_TURNS: Mapping[Any, Any] = MappingProxyType({})
+ITERATION = 10e-6  # seconds that an iteration must take to be shared: from one to the next nobody falls asleep
+NO_LOOPS: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Division:
-    """A schedule as the loops read it; immutable. ``turns`` are the divisions of loops whose turns are shared."""
+    """A schedule as the loops read it; immutable. ``loops`` are the divisions of loops whose iterations are shared."""
 
-    __slots__ = ("chunks", "count", "followers", "schedule", "tasks", "threads", "turns")
+    __slots__ = ("chunks", "count", "followers", "loops", "schedule", "tasks", "threads")
 
-    def __init__(self, schedule: Schedule, threads: int, turns: Mapping[Turns, Division] = NO_TURNS) -> None:
-        self.schedule, self.threads, self.turns = schedule, threads, turns
+    def __init__(self, schedule: Schedule, threads: int, loops: Mapping[LaidLoop, Division] = NO_LOOPS) -> None:
+        self.schedule, self.threads, self.loops = schedule, threads, loops
         self.count, self.chunks = len(schedule.tasks), schedule.chunks
         followers: list[list[int]] = [[] for _ in schedule.tasks]
         for number, task in enumerate(schedule.tasks):
@@ -56,16 +56,16 @@ class Share:
     """What one run of a divided tape at a time needs beside its room: counters, and the helpers' words and bases.
 
     ``nodes`` and ``row`` are addresses: of the launches, and of the caller's words and bases. ``local`` is the helpers'
-    own memory, in equal parts. ``board`` is the crew's, ``turns`` are the shares of loops, by their cells.
+    own memory, in equal parts. ``board`` is the crew's, ``loops`` are the shares of loops, by their cells.
     """
 
-    __slots__ = ("_local", "_words", "address", "division", "turns")
+    __slots__ = ("_local", "_words", "address", "division", "loops")
 
     def __init__(self, division: Division, nodes: int, row: int, row_words: int, local: Array, board: int) -> None:
         self.division, self._local = division, local
-        self.turns: dict[int, Share] = {
+        self.loops: dict[int, Share] = {
             loop.cell: Share(inner, loop.nodes.ctypes.data, row, row_words, local, board)
-            for loop, inner in division.turns.items()
+            for loop, inner in division.loops.items()
         }
         helpers = division.threads - 1
         counters = -(-(at.COUNTERS_END + at.TASK_COUNTERS * division.count + division.chunks) // 16) * 16
@@ -94,7 +94,7 @@ class Pace:
         plan: Plan,
         launches: Sequence[Launch],
         threads: int,
-        loops: Mapping[int, Turns] = NO_TURNS,
+        loops: Mapping[int, LaidLoop] = NO_LOOPS,
         region: Region | None = None,
     ) -> None:
         self.threads = threads
@@ -106,7 +106,7 @@ class Pace:
         self._plan, self._region = plan, region
         self._fastest: Array | None = None
         self._loops = loops
-        self._turns: dict[Turns, Array] = {}  # what each launch of a turn took at least
+        self._iterations: dict[LaidLoop, Array] = {}  # what each launch of an iteration took at least
         if threads < 2 or (
             sum(self._units) < 2 and not any(one.divisible for loop in loops.values() for one in loop.all())
         ):
@@ -114,19 +114,19 @@ class Pace:
         elif sum(launch.seconds for launch in launches) > GUESS_FROM:
             self.decide([launch.seconds for launch in launches])
 
-    def learn(self, nanoseconds: Array, turns: Mapping[Turns, Array | None] = NO_TURNS) -> None:
-        """What each launch took in a whole run, and in a turn of each loop. May be called from any thread."""
-        for loop, taken in turns.items():
+    def learn(self, nanoseconds: Array, iterations: Mapping[LaidLoop, Array | None] = NO_LOOPS) -> None:
+        """What each launch took in a whole run, and in an iteration of each loop. May be called from any thread."""
+        for loop, taken in iterations.items():
             if taken is not None:
-                known = self._turns.get(loop)
-                self._turns[loop] = taken if known is None else np.minimum(known, taken)
+                known = self._iterations.get(loop)
+                self._iterations[loop] = taken if known is None else np.minimum(known, taken)
         fastest = self._fastest
         self._fastest = fastest = nanoseconds if fastest is None else np.minimum(fastest, nanoseconds)
         self.left -= 1
         if self.left == 0:
             self.decide(_seconds(fastest))
             self._after = self._fastest = None
-            self._turns.clear()
+            self._iterations.clear()
 
     def decide(self, seconds: Sequence[float]) -> None:
         """Divide the tape anew for launches that take so long."""
@@ -143,23 +143,23 @@ class Pace:
         seconds: Sequence[float],
         units: Sequence[int],
         after: Sequence[Iterable[int]],
-        loops: Mapping[int, Turns],
+        loops: Mapping[int, LaidLoop],
         worthwhile: float,
     ) -> Division | None:
-        """A division of launches, loops among them: these whole, or their turns shared, whichever is better."""
+        """A division of launches, loops among them: these whole, or their iterations shared, whichever is better."""
         own: dict[int, float] = {}
-        turns: dict[Turns, Division] = {}
+        within: dict[LaidLoop, Division] = {}
         for number, loop in loops.items():
-            if loop in self._turns:
-                inner = _seconds(self._turns[loop])
-                made = self._divided(inner, loop.units, loop.after, loop.inside, TURN)
+            if loop in self._iterations:
+                inner = _seconds(self._iterations[loop])
+                made = self._divided(inner, loop.units, loop.after, loop.inside, ITERATION)
                 if made is not None:
                     own[number] = seconds[number] * made.schedule.seconds / sum(inner)
-                    turns |= {loop: made, **made.turns}
+                    within |= {loop: made, **made.loops}
         shared = divide(seconds, units, after, self.threads, own=own, worthwhile=worthwhile)
         whole = divide(seconds, units, after, self.threads, worthwhile=worthwhile) if own else None
         if shared is not None and (whole is None or shared.seconds <= whole.seconds):
-            return Division(shared, self.threads, turns)
+            return Division(shared, self.threads, within)
         return None if whole is None else Division(whole, self.threads)
 
 

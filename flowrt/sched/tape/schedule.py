@@ -38,7 +38,7 @@ NOBODYS: Mapping[int, float] = MappingProxyType({})
 class Task:
     """Launches ``first`` up to ``stop``, which wait for the tasks ``after``; several ``chunks`` only of one launch.
 
-    One that is the caller's ``own`` is run by nobody else: a loop, whose turns all may share.
+    One that is the caller's ``own`` is run by nobody else: a loop, whose iterations all may share.
     """
 
     first: int
@@ -78,7 +78,7 @@ def divide(
 ) -> Schedule | None:
     """A schedule for launches of these times and units, each after others; None where one thread is about as good.
 
-    ``own`` are loops whose turns all threads share, and the seconds that these then take.
+    ``own`` are loops whose iterations all threads share, and the seconds that these then take.
     """
     alone = sum(seconds)
     if not worth_a_look(seconds, threads, worthwhile):

@@ -31,8 +31,8 @@ from flowrt.sched.regions.lives import DataDependent
 from flowrt.sched.regions.recorded import FIRST_SLOT, Launch, Recording
 from flowrt.sched.tape.pace import Division, Pace, Share
 from flowrt.sched.tape.recording import record
-from flowrt.sched.tape.turns import clocks as time_turns
-from flowrt.sched.tape.turns import find_turns, stopped_inside
+from flowrt.sched.tape.turns import clocks as time_loops
+from flowrt.sched.tape.turns import find_loops, stopped_inside
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -113,7 +113,7 @@ class Tape:
     """A region for inputs of one set of specs, compiled. Runs on any number of threads at once.
 
     ``variables`` names what a run needs besides its inputs, in order; ``predicted_seconds`` is a rough guess of one
-    run, ``expected_seconds`` a better one, infinite before the first, and for a loop that may turn as often as it
+    run, ``expected_seconds`` a better one, infinite before the first, and for a loop that may iterate as often as it
     likes, however short it was so far; ``passes_on`` says whether some outputs are inputs or constants as they are. At
     most ``spare`` rooms are kept between runs.
     """
@@ -185,7 +185,7 @@ class Tape:
         units = np.array([launch.step.units for launch in launches], np.int64)
         self._nodes = np.stack([np.array(entries, np.int64), blocks_at[: len(launches)], units], axis=1)
         self._nodes_at, self._loop = address(self._nodes), _loop("alone")
-        self._loops = find_turns(launches, self._nodes, self._words, address(self._words))
+        self._loops = find_loops(launches, self._nodes, self._words, address(self._words))
 
     def _ask(self) -> tuple[list[Array], list[int]]:
         """The launches' blocks and entries. Whatever the tape needs that may have to be compiled is asked for here."""
@@ -277,7 +277,7 @@ class Tape:
         else:
             share = self._share(room, division, crew)
             share.time(0)
-            self._lend(room, {cell: turns.address for cell, turns in share.turns.items()})
+            self._lend(room, {cell: loop.address for cell, loop in share.loops.items()})
             way = ("shared", board, share.address, room.span_at)
         place = Room(room.span_at, room.words_at, self.launches, (loop_address(way[0]), *way[1:]))
         return room, place, room.bases_at + 8 * FIRST_SLOT
@@ -297,7 +297,7 @@ class Tape:
         timed, began = pace.left > 0, time.perf_counter()
         times = np.zeros(self.launches if timed else 0, np.int64)
         times_at = int(times.ctypes.data) if timed else 0
-        clocks = time_turns(self._loops) if timed else {}
+        clocks = time_loops(self._loops) if timed else {}
         self._lend(room, {loop.cell: clock.address for loop, clock in clocks.items()})
         division = pace.division
         board = 0 if division is None or crew.threads != division.threads else crew.board
@@ -307,7 +307,7 @@ class Tape:
             share = self._share(room, division, crew)
             share.time(times_at)
             if not timed:
-                self._lend(room, {cell: turns.address for cell, turns in share.turns.items()})
+                self._lend(room, {cell: loop.address for cell, loop in share.loops.items()})
             _loop("shared")(board, share.address, room.span_at, 0)
         self._lend(room, {})
         if timed and room.cells[SPAN] == self.launches:
@@ -317,7 +317,7 @@ class Tape:
         self.runs_alone = self.is_settled and pace.division is None
 
     def _lend(self, room: _Room, addresses: Mapping[int, int]) -> None:
-        """Have those at these addresses share, or time, the turns of loops, by their cells; nobody those of others."""
+        """Have those at these addresses share, or time, iterations of loops, by their cells; nobody those of others."""
         for outer in self._loops.values():
             for loop in outer.all():
                 room.cells[BASES + loop.cell] = addresses.get(loop.cell, 0)

@@ -1,7 +1,7 @@
-"""The loops of a tape whose turns several threads may share: where their launches lie, and what waits for what.
+"""Loops of a tape whose iterations several threads may share: where their launches lie, and what waits for what.
 
-Law: pure; it reads blocks as `kernels.composite.nested` lays them out. Within a turn, launches are what they are in a
-tape: the operands of the loop's launch stand for slots. Loops inside branches have turns of their own, which
+Law: pure; it reads blocks as `kernels.composite.nested` lays them out. Within an iteration, launches are what they are
+in a tape: the operands of the loop's launch stand for slots. Loops inside branches have iterations of their own, which
 nobody shares.
 """
 
@@ -30,9 +30,9 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 BODIES, BODY_TABLE = LOOP.index("bodies"), LOOP.index("body_table")
 
 
-class Turns:
+class LaidLoop:
     """One loop: its launches as the tape's are laid out, their ``units``, those each is ``after``, the loops ``inside``
-    by the number of their launch, and the slot of the bases (``cell``) that says who shares its turns."""
+    by the number of their launch, and the slot of the bases (``cell``) that says who shares its iterations."""
 
     __slots__ = ("after", "cell", "inside", "nodes", "units")
 
@@ -45,18 +45,18 @@ class Turns:
         self.cell = places[step.crew].slot
         self.units = [inner.step.units for inner in body]
         self.after = hazards([_as_launch(inner, step.local) for inner in body])
-        self.inside: dict[int, Turns] = {}
+        self.inside: dict[int, LaidLoop] = {}
         for number, inner in enumerate(body):
             if isinstance(inner.step, NestedStep) and inner.step.kind == "loop":
                 there = _resolved(inner, places)
-                self.inside[number] = Turns(inner.step, there, int(self.nodes[number, 1]), words, words_at)
+                self.inside[number] = LaidLoop(inner.step, there, int(self.nodes[number, 1]), words, words_at)
 
     @property
     def divisible(self) -> bool:
         """Whether there is anything that several threads could do at once."""
         return len(self.units) > 1 or sum(self.units) > 1
 
-    def all(self) -> Iterator[Turns]:
+    def all(self) -> Iterator[LaidLoop]:
         """This loop and those inside."""
         yield self
         for loop in self.inside.values():
@@ -74,44 +74,44 @@ def _as_launch(inner: Inner, local: Collection[int]) -> Launch:
     return Launch(inner.step, tuple(places), 0, inner.sizes)
 
 
-def find_turns(launches: Sequence[Launch], nodes: Array, words: Array, words_at: int) -> dict[int, Turns]:
+def find_loops(launches: Sequence[Launch], nodes: Array, words: Array, words_at: int) -> dict[int, LaidLoop]:
     """The loops among ``launches``, by number, which are compiled as ``nodes``, their blocks in ``words``."""
     return {
-        number: Turns(launch.step, launch.places, int(nodes[number, 1]), words, words_at)
+        number: LaidLoop(launch.step, launch.places, int(nodes[number, 1]), words, words_at)
         for number, launch in enumerate(launches)
         if isinstance(launch.step, NestedStep) and launch.step.kind == "loop"
     }
 
 
 def stopped_inside(step: Any, places: Sequence[Operand], bases: Sequence[int]) -> str:
-    """Which node of a loop's or branch's body failed, and in which turns, as what stands before the loop itself."""
+    """Which node of a loop's or branch's body failed, in which iterations, as what stands before the loop itself."""
     node: PlanNode | None = None
-    turns: list[str] = []
+    numbers: list[str] = []
     while isinstance(step, NestedStep):
         trace = bases[places[step.trace].slot]
         span = step.spans[trace > 0]
         if not 0 < abs(trace) <= len(span):
             break
         if step.kind == "loop":
-            turns.append(str(bases[places[step.iteration].slot] + 1))
+            numbers.append(str(bases[places[step.iteration].slot] + 1))
         inner = span[abs(trace) - 1]
         node = inner.node or node
         step, places = inner.step, _resolved(inner, places)
     if isinstance(step, ScalarLoopStep) and step.trace:
         failed, *done = (bases[places[operand].slot] for operand in step.trace)
         node = step.looks[failed - 1] if 0 < failed <= len(step.looks) else node
-        turns += [str(number + 1) for number in done if node is not None and number >= 0]
+        numbers += [str(number + 1) for number in done if node is not None and number >= 0]
     if node is None:
         return ""
-    return f"{node.where()} in {'turn ' + ' of turn '.join(reversed(turns)) + ' of ' if turns else ''}"
+    return f"{node.where()} in {'turn ' + ' of turn '.join(reversed(numbers)) + ' of ' if numbers else ''}"
 
 
 class Clock:
-    """Times the launches of a loop's turns in one run; ``address`` is what the loop's cell must hold meanwhile."""
+    """Times the launches of a loop's iterations in one run; ``address`` is what the loop's cell must hold meanwhile."""
 
     __slots__ = ("_times", "_words", "address")
 
-    def __init__(self, loop: Turns) -> None:
+    def __init__(self, loop: LaidLoop) -> None:
         count = len(loop.units)
         self._times = np.zeros(max(count, 1), np.int64)
         self._words = aligned_zeros(at.COUNTERS_END)
@@ -120,11 +120,11 @@ class Clock:
         self.address = int(self._words.ctypes.data)
 
     def nanoseconds(self) -> Array | None:
-        """What each launch of a turn took on average; None where there was no turn."""
-        turns = int(self._words[at.TURNS])
-        return self._times / turns if turns else None
+        """What each launch of an iteration took on average; None where there was no iteration."""
+        count = int(self._words[at.TURNS])
+        return self._times / count if count else None
 
 
-def clocks(loops: Mapping[int, Turns]) -> dict[Turns, Clock]:
+def clocks(loops: Mapping[int, LaidLoop]) -> dict[LaidLoop, Clock]:
     """A clock for each loop, also those inside others."""
     return {loop: Clock(loop) for outer in loops.values() for loop in outer.all()}
