@@ -363,3 +363,24 @@ def test_a_view_of_a_programs_own_needs_no_kernel_and_stands_beside_what_is_fuse
     near = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
     assert np.allclose(found, np.log(np.exp(x).sum(axis=1)), rtol=1e-5)
     assert np.allclose(slopes, near, rtol=1e-5)
+
+
+def test_a_gradient_of_one_expression_may_be_stated_with_the_op() -> None:
+    @fr.op(name="thrice", gradient=lambda node, dy: (dy * 3.0,))
+    def thrice(x: fr.Operand) -> fr.Result:
+        return x
+
+    @fr.kernel("thrice", on="cpu")
+    def thrice_kernel(x: Any, out: Any) -> None:
+        for i in range(x.shape[0]):
+            for j in range(x.shape[1]):
+                out[i, j] = x[i, j] * 3
+
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (2, 2))
+        y = thrice(x)
+        (slope,) = fr.gradients(y, [x])
+    with fr.BlockingSession(graph) as session:
+        tripled, found = session.run([y, slope], {x: X})
+    assert np.array_equal(tripled, 3 * X)
+    assert np.array_equal(found, np.full((2, 2), 3, np.float32))
