@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from typing import Any
 
 import pytest
-from places import PYTHONPATH, file_of
+from places import told_by
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -21,15 +18,7 @@ VARIANTS = 190  # and more: as many as the examples of all ops launch
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
     """What `ptx_world` compiled: a process of its own, as Numba's simulator compiles nothing."""
-    done = subprocess.run(
-        [sys.executable, file_of("ptx_world")],
-        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "0", "PYTHONPATH": PYTHONPATH},
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = told_by("ptx_world", simulated=False, seconds=580)
     return found
 
 

@@ -7,12 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrt.kernels.run.board import BOARD_ALIGNMENT
-from flowrt.sched.host.arena import ALIGNMENT, MANY, MANY_LINES, aligned, lay_out, local_room, most_alive
+from flowrt.sched.host.arena import ALIGNMENT, MANY, MANY_LINES, aligned, lay_out, local_room
 
 lifetimes = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 40), st.integers(0, 12)).map(lambda t: (t[0], t[1], t[1] + t[2])),
     max_size=60,
 )
+
+
+def most_alive(lives: list[tuple[int, int, int]]) -> int:
+    """The most bytes alive at one moment, each value rounded up to `ALIGNMENT`: no layout can need less."""
+    moments = {first for _, first, _ in lives}
+    return max((sum(aligned(n) for n, first, last in lives if first <= t <= last) for t in moments), default=0)
 
 
 @given(lifetimes)

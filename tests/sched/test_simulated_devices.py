@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
-from places import PYTHONPATH, file_of
+from places import told_by
 
 JOBS = ("mlp", "embedding", "cnn", "lstm", "recurrent", "transposing", "mixed", "second_order")
 pytestmark = pytest.mark.timeout(300)
@@ -19,15 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def world() -> dict[str, Any]:
     """What `device_world` found. It is a process of its own: the simulator is chosen before Numba is imported."""
-    done = subprocess.run(
-        [sys.executable, file_of("device_world")],
-        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": PYTHONPATH},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = told_by("device_world", simulated=True, seconds=280)
     return found
 
 

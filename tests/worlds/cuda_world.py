@@ -9,23 +9,22 @@ import json
 import sys
 import warnings
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from computed import RUN, computed
 from fused_examples import programs
 from op_examples import EXAMPLES, Example
 
-import flowrt.ops as fr
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
-from flowrt.base.traits import is_alias
-from flowrt.graph import Graph, Node
 from flowrt.kernels import cuda
 from flowrt.kernels.language.table import KERNELS
 from flowrt.kernels.launch import prepare, run_kernel
-from flowrt.session.eager import evaluate
 
-RUN = np.array([0, 3, 11, 0], np.int64)  # what random ops read: the step and the seed
+if TYPE_CHECKING:
+    from flowrt.graph import Node
+
 KEEPING = ("lstm_steps", "lstm_steps_grad")
 
 
@@ -38,17 +37,8 @@ class World:
         self._seen: set[Any] = set()
 
     def visit(self, example: Example) -> None:
-        with Graph() as graph:
-            inputs = [fr.placeholder(a.dtype, a.shape) for a in example.arrays]
-            example.run(*inputs)
-        values: dict[Any, Any] = dict(zip(inputs, example.arrays, strict=True))
-        for node in graph.nodes:
-            computed = node.op.name == "constant" or is_alias(node.op.name) or (node.op.name, "cpu") in KERNELS
-            if node.outputs[:1] and node.outputs[0] not in values and computed:
-                arrays = [values[t] for t in node.inputs]
-                found = evaluate(node.op, arrays, node.attrs, RUN.copy())
-                values.update(zip(node.outputs, found, strict=True))
-                self._compare(example, node, arrays, found)
+        for node, arrays, found in computed(example):
+            self._compare(example, node, arrays, found)
 
     def _compare(self, example: Example, node: Node, arrays: list[Any], found: Any) -> None:
         key = (node.op.name, str(node.attrs), tuple((a.dtype.str, a.shape, a.tobytes()) for a in arrays))

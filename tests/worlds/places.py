@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 TESTS = ROOT / "tests"
@@ -14,3 +18,16 @@ PYTHONPATH = os.pathsep.join([str(ROOT), *MODULES])
 def file_of(module: str) -> str:
     """The file of a module of the tests, wherever among them it lies."""
     return str(next(TESTS.rglob(f"{module}.py")))
+
+
+def told_by(module: str, *, simulated: bool, seconds: float) -> Any:
+    """What a module of the tests prints as JSON, as a process: the simulator is chosen before Numba is imported."""
+    done = subprocess.run(
+        [sys.executable, file_of(module)],
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": str(int(simulated)), "PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

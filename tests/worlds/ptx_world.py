@@ -12,7 +12,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
+from computed import computed
 from fused_examples import programs
 from numba import cuda as numba_cuda
 from numba import types
@@ -21,15 +21,11 @@ from numba.cuda import dispatcher
 from numba.np.numpy_support import from_dtype
 from op_examples import EXAMPLES, Example
 
-import flowrt.ops as fr
 from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
-from flowrt.base.traits import is_alias
-from flowrt.graph import Graph
 from flowrt.kernels import cuda
 from flowrt.kernels.language.table import KERNELS, Form
 from flowrt.kernels.launch import LaunchStep, apply_kernel
-from flowrt.session.eager import evaluate
 
 CAPABILITY = (8, 0)  # of the GPU that it is compiled for
 
@@ -43,20 +39,10 @@ class World:
         self._seen: set[Any] = set()
 
     def visit(self, example: Example) -> None:
-        with Graph() as graph:
-            inputs = [fr.placeholder(a.dtype, a.shape) for a in example.arrays]
-            example.run(*inputs)
-        values: dict[Any, Any] = dict(zip(inputs, example.arrays, strict=True))
-        for node in graph.nodes:
-            op = node.op.name
-            if (op, "cpu") not in KERNELS and not is_alias(op) and op != "constant":
-                continue
-            if node.outputs[:1] and node.outputs[0] not in values:
-                arrays = [values[t] for t in node.inputs]
-                found = evaluate(node.op, arrays, node.attrs, np.array([0, 3, 11, 0]))
-                values.update(zip(node.outputs, found, strict=True))
-                if (op, "cuda") in KERNELS:
-                    self.compile(op, *([Spec(a.dtype, a.shape) for a in some] for some in (arrays, found)), node.attrs)
+        for node, arrays, found in computed(example):
+            if (node.op.name, "cuda") in KERNELS:
+                specs = ([Spec(a.dtype, a.shape) for a in some] for some in (arrays, found))
+                self.compile(node.op.name, *specs, node.attrs)
 
     def compile(self, op: str, inputs: list[Spec], outputs: list[Spec], attrs: Any) -> None:
         try:

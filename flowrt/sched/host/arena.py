@@ -92,16 +92,3 @@ def _tightest_gap(size: int, starts: Any, ends: Any) -> int:
     gaps = starts - before
     fitting = np.nonzero(gaps >= size)[0]
     return int(before[fitting[np.argmin(gaps[fitting])]] if fitting.size else reach[-1])
-
-
-def most_alive(lifetimes: Sequence[Lifetime]) -> int:
-    """The most bytes alive at one moment, each value rounded up to `ALIGNMENT`: no layout can need less."""
-    changes: dict[int, int] = {}
-    for nbytes, first, last in lifetimes:
-        changes[first] = changes.get(first, 0) + aligned(nbytes)
-        changes[last + 1] = changes.get(last + 1, 0) - aligned(nbytes)
-    most = alive = 0
-    for moment in sorted(changes):
-        alive += changes[moment]
-        most = max(most, alive)
-    return most
