@@ -35,7 +35,6 @@ from flowrt.sched.host.lanes import usable_cores
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from types import TracebackType
 
     from flowrt.cluster.tasks import Devices
     from flowrt.delays import Delay
@@ -285,9 +284,7 @@ class LocalCluster(AsyncOnly):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         unmark(error)
         self._spec = None
         await to_the_end(self._reap())

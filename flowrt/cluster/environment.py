@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import valueclass
@@ -39,6 +39,7 @@ WHICH_TASK = {  # how to say it, by what is said
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 _JOB = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?:=(\d{1,9}))?")
 Environ: TypeAlias = "Mapping[str, str]"
+T = TypeVar("T")
 
 
 @valueclass
@@ -110,7 +111,7 @@ def _json(name: str, text: str) -> Any:
 
 
 def _hosts(environ: Environ, jobs: str) -> Found:
-    hosts = _expanded("FLOWRT_HOSTS", environ["FLOWRT_HOSTS"])
+    hosts = _expanded("FLOWRT_HOSTS", environ["FLOWRT_HOSTS"], expand_hosts)
     rank, port = _count(environ, "FLOWRT_RANK"), _port(environ, PORT)
     return _by_rank(hosts, port, jobs, rank, "FLOWRT_RANK", "FLOWRT_HOSTS")
 
@@ -126,7 +127,7 @@ def _torchrun(environ: Environ, jobs: str) -> Found:
     master, first = environ["MASTER_ADDR"], _count(environ, "MASTER_PORT") or 0
     local = _count(environ, "LOCAL_WORLD_SIZE") or world
     if "FLOWRT_HOSTS" in environ:
-        hosts = _expanded("FLOWRT_HOSTS", environ["FLOWRT_HOSTS"])
+        hosts = _expanded("FLOWRT_HOSTS", environ["FLOWRT_HOSTS"], expand_hosts)
     elif local >= world or _LOOPBACK.fullmatch(master):
         hosts, local = [master], world
     else:
@@ -154,7 +155,7 @@ def _slurm(environ: Environ, jobs: str) -> Found:
         raise GraphError(
             f"{there} is set, and SLURM_JOB_NODELIST is not; start this by srun, within sbatch or salloc, or {WAYS}"
         )
-    hosts = _expanded(name, environ[name])
+    hosts = _expanded(name, environ[name], expand_hosts)
     if len({*hosts}) != len(hosts):
         raise GraphError(f"{name} names a host twice: {environ[name]}")
     ranks = _spread(hosts, _slurm_counts(environ, hosts, name), environ.get("SLURM_DISTRIBUTION", "block"))
@@ -169,7 +170,7 @@ def _slurm_counts(environ: Environ, hosts: Sequence[str], where: str) -> list[in
     each = _count(environ, "SLURM_NTASKS_PER_NODE")
     name = next((n for n in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") if n in environ), None)
     if name is not None:
-        counts = _counted(name, environ[name])
+        counts = _expanded(name, environ[name], expand_counts)
         if len(counts) != len(hosts):
             raise GraphError(f"{name}={environ[name]} counts {len(counts)} hosts, and {where} names {len(hosts)}")
     elif each and total is not None:  # the last hosts have fewer
@@ -253,16 +254,9 @@ def _shares(jobs: str, ranks: int, said: str) -> list[tuple[str, int]]:
     return [(job, rest if count is None else int(count)) for job, count in named if count is None or int(count)]
 
 
-def _counted(name: str, text: str) -> list[int]:
+def _expanded(name: str, text: str, expand: Callable[[str], list[T]]) -> list[T]:
     try:
-        return expand_counts(text)
-    except ValueError as error:
-        raise GraphError(f"{name}: {error}") from error
-
-
-def _expanded(name: str, text: str) -> list[str]:
-    try:
-        return expand_hosts(text)
+        return expand(text)
     except ValueError as error:
         raise GraphError(f"{name}: {error}") from error
 

@@ -35,8 +35,6 @@ from flowrt.net.tokens import new_token
 from flowrt.progress import Activity
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from flowrt.delays import Delay
 
 Tell: TypeAlias = "Callable[[str, tuple[str, int]], None]"
@@ -152,9 +150,7 @@ class Cluster(AsyncOnly):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         unmark(error)
         await to_the_end(self._reap(end=not self._detached))
 

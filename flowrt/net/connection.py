@@ -24,8 +24,6 @@ from flowrt.net.outbox import Outbox, Outgoing
 from flowrt.net.sockets import ASK_SECONDS, Standstill, broken_by, tune, unanswered, unreachable
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from flowrt.base.codec import Allocate, Message
     from flowrt.net.bounds import Bounds
     from flowrt.net.local import Local
@@ -494,7 +492,5 @@ class Connection:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()

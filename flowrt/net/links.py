@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from flowrt.base.errors import FlowrtError, LinkBroken, NodeLost, RemoteError
 from flowrt.net.link import LinkStore, TensorLink
 from flowrt.net.messages import Carry, Serve, from_data, to_hello
 from flowrt.net.peer import RETRY, is_refused
 from flowrt.net.transport import connect
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 Address: TypeAlias = tuple[str, int]
 
@@ -62,9 +59,7 @@ class Links:
         self._closed = False
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._closed = True
         self._posted.clear()
         for link in list(self._links.values()):

@@ -435,13 +435,6 @@ class SplitVariable(Variable):
             made: Node = group(*moves, name=name or f"{self.name}/{write.name}")
         return made
 
-    def _if_meant(self, write: Op, value: Any) -> Any:
-        """What is written so that the variable stays as it is where the condition of `only_if` is false."""
-        condition = _condition.get()
-        if condition is None:
-            return value
-        return where(condition, value, as_value(self) if write is assign else zeros_like(value))
-
     def _write(self, write: Op, value: Any, name: str | None) -> Node:
         with building(self.graph), located(f"{write.name} to {self.name!r}"):
             whole = of_dtype(value, self.dtype)

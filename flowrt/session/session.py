@@ -52,7 +52,6 @@ from flowrt.session.step import YIELD_EVERY, AwaitedRun, CompiledStep, Step
 
 if TYPE_CHECKING:
     from os import PathLike
-    from types import TracebackType
 
     from flowrt.graph import Resource
     from flowrt.session.checkpoints import Checkpoints
@@ -126,9 +125,7 @@ class Session(AsyncOnly):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         unmark(error)
         await self._close()
 

@@ -26,28 +26,17 @@ def shape_of(x: Any, y: Any, *sizes: int) -> None:
         y[i] = sizes[i]
 
 
-@kernel("full", layout=flat)
-def full(shape: Any, value: Any, y: Any) -> None:
-    entry = value[0]
-    for i in range(y.size):
-        y[i] = entry
-
-
-@kernel("full", "cuda", layout=flat)
-def full_on_cuda(shape: Any, value: Any, y: Any) -> None:
-    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
-        y[i] = value[0]
-
-
 @kernel("full_like", layout=flat)
-def full_like(x: Any, value: Any, y: Any) -> None:
+@kernel("full", layout=flat)
+def full(like: Any, value: Any, y: Any) -> None:
     entry = value[0]
     for i in range(y.size):
         y[i] = entry
 
 
 @kernel("full_like", "cuda", layout=flat)
-def full_like_on_cuda(x: Any, value: Any, y: Any) -> None:
+@kernel("full", "cuda", layout=flat)
+def full_on_cuda(like: Any, value: Any, y: Any) -> None:
     for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
         y[i] = value[0]
 
