@@ -17,6 +17,8 @@ from flowrt.base.tracebacks import brief
 from flowrt.op import REGISTRY, as_value
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowrt.base.attributes import Attr
     from flowrt.base.spec import Axes
     from flowrt.op import DType
@@ -51,6 +53,39 @@ def _no_function(name: str, method: str) -> str:
     """Why NumPy's function ``name`` takes no tensor, and what to write."""
     fix = f"; write fr.{name}" if name in REGISTRY else hint("fr", name)
     return f"np.{name}{'' if method == '__call__' else '.' + method} takes arrays, not tensors{fix}"
+
+
+def _before(op: str) -> Callable[[Operators[Answer], Any], Answer]:
+    """The operator that stands for the op of that name, with what it is a method of before the other."""
+
+    def apply(self: Operators[Answer], other: Any) -> Answer:
+        return self._with(op, other)
+
+    return apply
+
+
+def _behind(op: str) -> Callable[[Operators[Answer], Any], Answer]:
+    """The same with what it is a method of behind the other."""
+
+    def apply(self: Operators[Answer], other: Any) -> Answer:
+        made: Answer = REGISTRY[op](other, self)
+        return made
+
+    return apply
+
+
+def _bits(name: str) -> Callable[[Operators[Answer], Any], Answer]:
+    """The operator on bools, or on bits."""
+
+    def apply(self: Operators[Answer], other: Any) -> Answer:
+        dtype = as_value(self).dtype
+        if dtype.kind == "b":
+            return self._with(f"logical_{name}", other)
+        if f"bitwise_{name}" not in REGISTRY:
+            raise GraphError(f"{user_site()}: &, | and ^ combine bools, not {dtype}; compare first, as in (x > 0)")
+        return self._with(f"bitwise_{name}", other)
+
+    return apply
 
 
 @brief
@@ -90,57 +125,19 @@ class Operators(Generic[Answer]):
         made: Answer = REGISTRY[name](self, *others)
         return made
 
-    def _from(self, name: str, other: Any) -> Answer:
-        made: Answer = REGISTRY[name](other, self)
-        return made
-
-    def __add__(self, other: Any) -> Answer:
-        return self._with("add", other)
-
-    def __radd__(self, other: Any) -> Answer:
-        return self._from("add", other)
-
-    def __sub__(self, other: Any) -> Answer:
-        return self._with("subtract", other)
-
-    def __rsub__(self, other: Any) -> Answer:
-        return self._from("subtract", other)
-
-    def __mul__(self, other: Any) -> Answer:
-        return self._with("multiply", other)
-
-    def __rmul__(self, other: Any) -> Answer:
-        return self._from("multiply", other)
-
-    def __truediv__(self, other: Any) -> Answer:
-        return self._with("divide", other)
-
-    def __rtruediv__(self, other: Any) -> Answer:
-        return self._from("divide", other)
-
-    def __floordiv__(self, other: Any) -> Answer:
-        return self._with("floor_divide", other)
-
-    def __rfloordiv__(self, other: Any) -> Answer:
-        return self._from("floor_divide", other)
-
-    def __mod__(self, other: Any) -> Answer:
-        return self._with("remainder", other)
-
-    def __rmod__(self, other: Any) -> Answer:
-        return self._from("remainder", other)
-
-    def __pow__(self, other: Any) -> Answer:
-        return self._with("pow", other)
-
-    def __rpow__(self, other: Any) -> Answer:
-        return self._from("pow", other)
-
-    def __matmul__(self, other: Any) -> Answer:
-        return self._with("matmul", other)
-
-    def __rmatmul__(self, other: Any) -> Answer:
-        return self._from("matmul", other)
+    __add__, __radd__ = _before("add"), _behind("add")
+    __sub__, __rsub__ = _before("subtract"), _behind("subtract")
+    __mul__, __rmul__ = _before("multiply"), _behind("multiply")
+    __truediv__, __rtruediv__ = _before("divide"), _behind("divide")
+    __floordiv__, __rfloordiv__ = _before("floor_divide"), _behind("floor_divide")
+    __mod__, __rmod__ = _before("remainder"), _behind("remainder")
+    __pow__, __rpow__ = _before("pow"), _behind("pow")
+    __matmul__, __rmatmul__ = _before("matmul"), _behind("matmul")
+    __lt__, __le__ = _before("less"), _before("less_equal")
+    __gt__, __ge__ = _before("greater"), _before("greater_equal")
+    __and__ = __rand__ = _bits("and")
+    __or__ = __ror__ = _bits("or")
+    __xor__ = __rxor__ = _bits("xor")
 
     def __eq__(self, other: object) -> Any:
         return self._with("equal", other) if _is_comparable(other) else NotImplemented
@@ -149,44 +146,6 @@ class Operators(Generic[Answer]):
         return self._with("not_equal", other) if _is_comparable(other) else NotImplemented
 
     __hash__ = object.__hash__  # by identity: tensors are keys of feeds
-
-    def __lt__(self, other: Any) -> Answer:
-        return self._with("less", other)
-
-    def __le__(self, other: Any) -> Answer:
-        return self._with("less_equal", other)
-
-    def __gt__(self, other: Any) -> Answer:
-        return self._with("greater", other)
-
-    def __ge__(self, other: Any) -> Answer:
-        return self._with("greater_equal", other)
-
-    def __and__(self, other: Any) -> Answer:
-        return self._bits("and", other)
-
-    def __or__(self, other: Any) -> Answer:
-        return self._bits("or", other)
-
-    def __xor__(self, other: Any) -> Answer:
-        return self._bits("xor", other)
-
-    def _bits(self, name: str, other: Any) -> Answer:
-        dtype = as_value(self).dtype
-        if dtype.kind == "b":
-            return self._with(f"logical_{name}", other)
-        if f"bitwise_{name}" not in REGISTRY:
-            raise GraphError(f"{user_site()}: &, | and ^ combine bools, not {dtype}; compare first, as in (x > 0)")
-        return self._with(f"bitwise_{name}", other)
-
-    def __rand__(self, other: Any) -> Answer:
-        return self._bits("and", other)
-
-    def __ror__(self, other: Any) -> Answer:
-        return self._bits("or", other)
-
-    def __rxor__(self, other: Any) -> Answer:
-        return self._bits("xor", other)
 
     def __invert__(self) -> Answer:
         dtype = as_value(self).dtype
