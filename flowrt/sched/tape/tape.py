@@ -416,7 +416,12 @@ class Tapes:
         One that would be better with kernels not compiled yet has them ordered when it is asked for again, and is given
         up for a new one once they are there.
         """
-        tape = self._tapes.get(self._key(region, inputs))
+        key = self._key(region, inputs)
+        try:
+            tape = self._tapes[key]
+            self._tapes.move_to_end(key)
+        except KeyError:  # another thread may just have pushed it out
+            return None
         if tape is None or not tape.recording.orders:
             return tape
         submit(tape.recording.orders)
