@@ -19,4 +19,7 @@ async def shielded(
             cancelled = error
             if stop is not None:
                 stop()
-    return cancelled
+    try:
+        return cancelled
+    finally:
+        del cancelled  # whose frames refer to this one
