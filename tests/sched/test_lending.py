@@ -166,3 +166,14 @@ def test_memory_that_was_used_again_and_again_outlasts_a_step_that_takes_long_fo
         segments.sweep()
         looks += 1
     assert looks == stays + 1
+
+
+def test_memory_that_took_long_to_make_goes_as_soon_as_other_memory_that_was_used_once() -> None:
+    segments = Segments(Memory(), shared=False)
+    segments.grow(MIB, steady=True)
+    segments.sweep()  # while somebody waits for it
+    assert segments.empty((MIB,), np.dtype("uint8")) is not None
+    segments.sweep()
+    assert segments.nbytes
+    segments.sweep()
+    assert not segments.nbytes

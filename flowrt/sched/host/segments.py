@@ -57,7 +57,7 @@ class Segment:
         with suppress(OSError):
             self.pages.madvise(_POPULATE_WRITE)
         self.used = 0  # in which sweep something was taken last
-        self.again = 0  # in how many sweeps after the first
+        self.sweeps = 0  # in how many of them something was
         self.start = int(np.frombuffer(self.pages, np.uint8).ctypes.data)
         self.free = [(0, nbytes)]  # (offset, bytes), by offset, none next to another
 
@@ -185,7 +185,7 @@ class Segments:
             if segment is None:
                 return None
             offset = segment.take(size)
-            segment.again += segment.used < self._sweep
+            segment.sweeps += segment.used < self._sweep or not segment.sweeps
             segment.used = self._sweep
         slot = SegmentBytes((nbytes,), np.uint8, segment.pages, offset)
         taken = _Taken(slot, self._forget)
@@ -246,7 +246,7 @@ class Segments:
         would be followed by one that has to make all of its memory anew.
         """
         with self._mutex:
-            self._let_go(lambda segment: segment.used + min(segment.again, PATIENCE) < self._sweep)
+            self._let_go(lambda segment: segment.used + _patience(segment) < self._sweep)
             self._sweep += 1
             return any(segment.idle for segment in self._segments)
 
@@ -316,6 +316,11 @@ class Segments:
         while self._given:
             taken = self._given.popleft()
             taken.segment.give(taken.offset, _pages(taken.nbytes))
+
+
+def _patience(segment: Segment) -> int:
+    """For how many sweeps more than others it is kept while nothing of it is taken."""
+    return min(max(segment.sweeps - 1, 0), PATIENCE)
 
 
 def _own_pages(nbytes: int) -> mmap.mmap:
