@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import argparse
 
 LEAVE_SECONDS = 3.0  # in which replicas may end what they are at
+SWITCH_SECONDS = 0.001  # until a thread gives way to one that waits: as often as the event loop does in a turn
 LAST_SECONDS = 5  # for the end of a node whose parent is gone
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return keys.main(told[1:])
     given = parse(told)
+    sys.setswitchinterval(SWITCH_SECONDS)
     progress.draws = False  # the terminal is that of whoever started this node
     lines = _set_up_logging(given)
     try:

@@ -11,7 +11,7 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from flowrt.base import codec
-from flowrt.base.collection import passed_over
+from flowrt.base.collection import free_each, passed_over
 from flowrt.base.errors import InternalError
 from flowrt.base.plan import let_go, plan_from_parts
 from flowrt.net.frames import NoRoom
@@ -58,5 +58,7 @@ def _ready(plan: Plan, host: Host) -> ReadyPlan:
 def dismantle(plans: list[ReadyPlan]) -> None:
     """Free plans that only ``plans`` holds any more."""
     nodes = [node for plan in plans for node in plan.executor.plan.nodes]
+    parts = [part for plan in plans for part in vars(plan.executor).values()]
     plans.clear()
+    free_each(parts)
     let_go(nodes)

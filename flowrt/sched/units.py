@@ -114,15 +114,16 @@ def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:
     """The units of ``plan``: its regions, unless there are to be no ``tapes``, then the nodes that are in none."""
     starts, out = plan.value_starts(), _brought_out(plan)
     units: list[Unit] = []
-    inside: set[int] = set()
+    inside = bytearray(len(plan.nodes))
     for r in find_regions(plan, lambda node: id(node) in out or _is_single(node)) if tapes else ():
         apart = is_apart(r.device)
         if apart or not _reads_large(plan, r):
-            inside.update(r.nodes)
+            for n in r.nodes:
+                inside[n] = True
             how = Action.ISSUE if apart else Action.TAPE
             units.append(_unit(plan, how, r.nodes, r.inputs, r.outputs, r.control, r))
     for n, node in enumerate(plan.nodes):
-        if n not in inside:
+        if not inside[n]:
             action = Action.BRING if id(node) in out else _single_action(node)
             outputs = tuple(range(starts[n], starts[n + 1]))
             units.append(_unit(plan, action, (n,), node.inputs, outputs, node.control))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from flowrt.base.collection import passed_over
+from flowrt.base.collection import free_each, passed_over
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +39,11 @@ def test_what_somebody_froze_stays_frozen() -> None:
     assert not any(id(each) in seen for each in mine)
     assert all(id(each) in seen for each in made)
     gc.unfreeze()
+
+
+def test_what_is_freed_one_by_one_is_freed() -> None:
+    values = [{1}, {2}]
+    gone = [weakref.ref(value) for value in values]
+    free_each(values)
+    assert [ref() for ref in gone] == [None, None]
+    assert values == []

@@ -163,3 +163,13 @@ async def silence(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
     except ConnectionResetError:
         return b""
+
+
+async def test_threads_of_a_node_give_way_to_its_event_loop_within_a_millisecond(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    """A turn of the loop waits for the interpreter several times: beside a long computation, each time so long."""
+    (tmp_path / "asks.py").write_text("import sys; print(sys.getswitchinterval(), flush=True)\n", encoding="ascii")
+    ours = environ | {"PYTHONPATH": f"{HERE['PYTHONPATH']}{os.pathsep}{tmp_path}"}
+    async with node(ours, "--job=ps", "--task=0", "--bind=127.0.0.1:0", "--import=asks") as process:
+        assert float(await process.stdout.readline()) == pytest.approx(0.001)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
+from flowrt.base.collection import free_each
 from flowrt.base.spec import Spec, value_known
 from flowrt.base.traits import writes
 from flowrt.op import sizing
@@ -97,7 +98,9 @@ def find_regions(plan: Plan, breaks: Callable[[PlanNode], bool]) -> tuple[Region
     for number, nodes in enumerate(groups.values()):
         for position in nodes:
             home[position] = number
-    return tuple(_region(edges, home, nodes) for nodes in groups.values())
+    regions = tuple([_region(edges, home, nodes) for nodes in groups.values()])
+    free_each(edges.readers)
+    return regions
 
 
 def size_operands(node: PlanNode) -> Iterator[int]:
@@ -115,13 +118,13 @@ class _Edges:
         self.specs = plan.value_specs()
         self.producers = [-1] * len(plan.feeds) + [i for i, node in enumerate(plan.nodes) for _ in node.outputs]
         self.readers: list[list[int]] = [[] for _ in self.producers]
-        self.followers: list[list[int]] = [[] for _ in plan.nodes]
+        self.followers: dict[int, list[int]] = {}  # of those that have some
         self.fetched = frozenset(plan.fetches)
         for position, node in enumerate(plan.nodes):
             for value in dict.fromkeys(node.inputs):
                 self.readers[value].append(position)
             for before in dict.fromkeys(node.control):
-                self.followers[before].append(position)
+                self.followers.setdefault(before, []).append(position)
 
     def outputs(self, position: int) -> range:
         return range(self.starts[position], self.starts[position + 1])
@@ -178,7 +181,7 @@ def _move_sources(edges: _Edges, broken: Sequence[bool], sets: list[Markers]) ->
         if any(broken[n] or edges.nodes[n].device != node.device for n in readers):
             continue
         smallest = min((sets[n] for n in readers), key=int.bit_count)
-        if all(smallest & ~sets[n] == 0 for n in (*readers, *edges.followers[position])):
+        if all(smallest & ~sets[n] == 0 for n in (*readers, *edges.followers.get(position, ()))):
             sets[position] = smallest
 
 
