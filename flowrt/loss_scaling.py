@@ -7,13 +7,14 @@ precision training", ICLR 2018; the scale is halved and doubled as PyTorch's Gra
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.tracebacks import brief
-from flowrt.graph import as_node, beside
+from flowrt.graph import as_node, beside, current_scope, scoped
 from flowrt.op import as_value, building
 from flowrt.ops.comparison import isfinite
 from flowrt.ops.elementwise import astype, maximum, minimum, multiply, where
@@ -23,7 +24,7 @@ from flowrt.ops.routing import SplitGradient, dynamic_partition
 from flowrt.ops.shape import stack
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import zeros_like
-from flowrt.ops.state import Variable, only_if
+from flowrt.ops.state import Variable, only_if, variables_from
 from flowrt.optim import Optimizer, by_parts
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class LossScaled(Optimizer):
     After ``grow_every`` steps in a row whose gradients were finite the scale is doubled; after one that had others,
     which moves nothing, it is halved. It is a variable, ``variable``, and so is kept in checkpoints. With
     ``grow_every=None`` it stays as it is, and steps of gradients that are not finite are left out all the same.
+
+    Of `flowrt.train.Replicated` all replicas take the scale that a server keeps. A version one of whose updates is not
+    finite moves nothing on any server and halves the scale; its report says that it was ``skipped``. With
+    ``grow_every=None`` such an update is ``refused`` alone, and others make the version.
 
     Raises `GraphError` for a scale that is not a power of two from 2**-14 to 2**24: others would round gradients.
     """
@@ -76,17 +81,28 @@ class LossScaled(Optimizer):
             raise GraphError(f"{user_site()}: there are no gradients to apply")
         with building(moves[0][1].graph):
             finite = all_(stack([all_(isfinite(_values(gradient))) for gradient, _ in moves]))
-        with only_if(finite):
-            moved = self.optimizer.apply_gradients([(_if(finite, g), variable) for g, variable in moves], name=name)
+        moved = self.move_if(finite, moves, name=name)
         if self.variable is None or self.grow_every is None:
             return moved
-        with building(self.variable.graph), beside(as_node(self.variable)):
-            made: Node = group(moved, *self._adapt(self.variable, finite, self.grow_every))
+        with building(self.variable.graph):
+            made: Node = group(moved, *self.adapt(finite))
         return made
 
-    def _adapt(self, scale: Variable, finite: Tensor, grow_every: int) -> list[Node]:
+    def move_if(self, finite: Tensor, pairs: Iterable[tuple[Any, Variable]], *, name: str | None = None) -> Node:
+        """The operation that moves each variable, by gradients that are all ``finite`` if that scalar says so."""
+        with only_if(finite):
+            return self.optimizer.apply_gradients([(_if(finite, g), variable) for g, variable in pairs], name=name)
+
+    def adapt(self, finite: Tensor) -> list[Node]:
         """The writes of the scale, and of how many steps have gone well since it was changed."""
-        well = Variable(np.int32(0), name=f"{scale.name}/steps", trainable=False)
+        assert self.variable is not None
+        assert self.grow_every is not None
+        with beside(as_node(self.variable)):
+            return self._adapt(self.variable, finite, self.grow_every)
+
+    def _adapt(self, scale: Variable, finite: Tensor, grow_every: int) -> list[Node]:
+        with variables_from(None), scoped(replace(current_scope(), prefix="", container=scale.resource.container)):
+            well = Variable(np.int32(0), name=f"{scale.name}/steps", trainable=False)
         now = well + 1
         grows = now >= grow_every
         grown = where(grows, minimum(scale * 2.0, MOST), scale)

@@ -27,6 +27,7 @@ from flowrt.optim import by_parts, counted_together, mirror
 from flowrt.sched.policies import AllOf, LocalSteps, Policy, fewest, fixed_size, policy_to_data
 from flowrt.train.local import LocalCopies as LocalCopies
 from flowrt.train.local import LocalTower, apply_differences, build_local, outer_of
+from flowrt.train.scaling import scale_of
 from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, SharedVariable
 from flowrt.train.statistics import Tally
 from flowrt.train.updates import Gradient, all_finite, fed_like, mean_of, of_rows, parts_of
@@ -54,6 +55,7 @@ class Tower:
     gradients: list[tuple[Gradient, Variable]]
     finite: list[Tensor | None]
     local: LocalTower | None = None
+    skips: Tensor | None = None  # where a loss is scaled: 1 if this update has its version move nothing, else 0
 
 
 @valueclass
@@ -119,10 +121,10 @@ class Built:
     def _check(self, servers: int, optimizer: Any) -> None:
         if not hasattr(optimizer, "compute_gradients"):
             raise GraphError(f"{user_site()}: optimizer is an instance, such as fr.optim.SGD(0.1), not {optimizer!r}")
-        if getattr(optimizer, "grow_every", None) is not None:
+        if self.outer is not None and scale_of(optimizer) is not None:
             raise GraphError(
-                f"{user_site()}: replicas would each change the scale of their loss; have it stay as it is, by "
-                "fr.LossScaled(..., grow_every=None)"
+                f"{user_site()}: replicas that step by themselves would each change the scale of their loss; have it "
+                "stay as it is, by fr.LossScaled(..., grow_every=None)"
             )
         if not isinstance(servers, Integral) or servers < 1:
             raise GraphError(f"{user_site()}: expected at least 1 server, got servers={servers!r}")
@@ -135,6 +137,9 @@ class Built:
 
     def _build(self, loss_fn: LossFn, optimizer: Optimizer) -> None:
         first = FirstCopy(self._where, self._outside, f"{current_scope().prefix}replica_0/")
+        self.scale = scale_of(optimizer)
+        if self.scale is not None:
+            self.scale.add_servers(self._servers)
         self._shared: list[SharedVariable] = first.found
         self.towers = [
             self._build_tower(replica, first if replica == 0 else None, loss_fn, optimizer)
@@ -169,16 +174,21 @@ class Built:
             copies = LocalCopies(source) if self.outer is not None else None
             with variables_from(copies or source):
                 loss, metrics = _loss_and_metrics(loss_fn(dict(inputs)), who)
+                if self.scale is not None:
+                    self.scale.variable()
             if isinstance(source, LaterCopy):
                 source.check_all_given()
-            local, trainable = None, self._trainable(who)
-            if copies is None:
+            local, skips, trainable = None, None, self._trainable(who)
+            if self.scale is not None:
+                pairs = self.scale.gradients(loss, trainable)
+                skips = self.scale.skips(pairs)
+            elif copies is None:
                 pairs = by_parts(optimizer.compute_gradients(loss, trainable))
             else:
                 local, pairs = build_local(optimizer, loss, trainable, copies, who)
             parts = [self._of_server(pairs, server) for server in range(len(self._servers))]
-            finite = [all_finite(part) if part else None for part in parts]
-        return Tower(replica, self.nodes[replica], inputs, loss, metrics, pairs, finite, local)
+            finite = [all_finite(part) if part and skips is None else None for part in parts]
+        return Tower(replica, self.nodes[replica], inputs, loss, metrics, pairs, finite, local, skips)
 
     def _trainable(self, who: str) -> list[Variable]:
         found = [variable for variable in self.variables if variable.trainable]
@@ -203,12 +213,17 @@ class Built:
         return self._of_server(tower.gradients, server)
 
     def _of_server(self, pairs: Sequence[tuple[Gradient, Variable]], server: int) -> list[tuple[Gradient, Variable]]:
-        home = {
+        return [(gradient, v) for gradient, v in pairs if self._home[v.name] == server]
+
+    @property
+    def _home(self) -> dict[str, int]:
+        """The server of each variable that one holds."""
+        counts = [] if self.scale is None else self.scale.counts
+        return {count.name: server for server, count in enumerate(counts)} | {
             part.name: server
             for shared in self._shared
             for part, server in zip(shared.variable.parts, shared.servers, strict=True)
         }
-        return [(gradient, v) for gradient, v in pairs if home[v.name] == server]
 
     def _build_shard(self, server: int, where: str, optimizer: Optimizer) -> ServerShard:
         pairs = self.gradients_of(self.towers[0], server)
@@ -217,7 +232,7 @@ class Built:
         with name_scope(f"server_{server}"), device(where):
             fed = [fed_like([gradient for gradient, _ in pairs], any_rows=not size) for _ in range(size or 1)]
             means = [mean_of(member) for member in zip(*fed, strict=True)]
-            moved = self._moves(optimizer, list(zip(means, variables, strict=True))) if pairs else []
+            moved = self._moves(optimizer, server, list(zip(means, variables, strict=True))) if pairs else []
         with device(where), variables_from(None):
             step = Variable(np.zeros((), np.int64), name=f"step_{server}" if server else "step", trainable=False)
         with name_scope(f"server_{server}"), device(where), control_dependencies(moved):
@@ -225,8 +240,10 @@ class Built:
         combined = [] if size else of_rows(gradient for gradient, _ in pairs)
         return ServerShard(variables, [parts_of(member) for member in fed], combined, step, apply)
 
-    def _moves(self, optimizer: Optimizer, pairs: list[tuple[Gradient, Variable]]) -> list[Node]:
-        """What moves variables by the mean of updates."""
+    def _moves(self, optimizer: Optimizer, server: int, pairs: list[tuple[Gradient, Variable]]) -> list[Node]:
+        """What moves a server's variables by the mean of updates."""
+        if self.scale is not None:
+            return self.scale.moves(pairs, keeps=server == self._home[self.scale.name])
         return [optimizer.apply_gradients(pairs)] if self.outer is None else apply_differences(self.outer, pairs)
 
 

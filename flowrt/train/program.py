@@ -351,7 +351,7 @@ class ProgramParts:
             replicas=trainer.replicas,
             servers=run.tasks,
             plan=made.plan,
-            told=1 + len(tower.metrics),
+            told=len(_told(tower)),
             parts=tuple(
                 tuple(
                     order[id(part)]
@@ -460,7 +460,12 @@ class _Servers:
 
 def _fetches(tower: Tower) -> list[Tensor]:
     """What is fetched of what computes with one batch."""
-    return [tower.loss, *tower.metrics.values(), *(_update(tower) if tower.local is None else ())]
+    return [*_told(tower), *(_update(tower) if tower.local is None else ())]
+
+
+def _told(tower: Tower) -> list[Tensor]:
+    """What reports tell the means of."""
+    return [tower.loss, *tower.metrics.values(), *([] if tower.skips is None else [tower.skips])]
 
 
 def _update(tower: Tower) -> list[Tensor]:

@@ -63,7 +63,8 @@ class StepReport:
     ``batches`` says by replica which batches this step decided about, by identity: their places, from 0, in the order
     in which the source was drawn. ``rolled_back`` tells of what was undone since the report before, as a parameter
     server was lost; None mostly. ``slow`` is who is slow at the time, and why; ``times`` is how the replicas' steps
-    divided, of those that server 0 has heard of since the report before.
+    divided, of those that server 0 has heard of since the report before. One was ``skipped`` that moved nothing, as an
+    update of ``kept`` was not finite: a loss whose scale changes comes to that at times, see `flowrt.LossScaled`.
     """
 
     step: int
@@ -80,13 +81,15 @@ class StepReport:
     slow: tuple[Slow, ...] = ()
     batches: Mapping[int, Sequence[int]] = field(default_factory=dict)
     rolled_back: RolledBack | None = None
+    skipped: bool = False
     measured: tuple[Report, Clocks] | None = field(default=None, repr=False, compare=False)
 
     @telling
     def __repr__(self) -> str:
         became = {"kept": self.kept, "late": self.late, "lost": self.lost, "refused": self.refused}
         told = ", ".join(f"{what} {list(replicas)}" for what, replicas in became.items() if replicas or what == "kept")
-        return f"step {self.step}: loss {self.loss:.6g}, {told}, {self.seconds:.3g} s"
+        moved = ", skipped" if self.skipped else ""
+        return f"step {self.step}: loss {self.loss:.6g}, {told}{moved}, {self.seconds:.3g} s"
 
     @property
     def times(self) -> Mapping[int, Times]:
@@ -394,6 +397,7 @@ class Steps:
         kept = tuple(stale)
         tally.count(outcomes, stale)
         loss, *metrics = report.told
+        skipped = self._trainer.scale is not None and metrics.pop() > 0
         rolled_back, self._rolled_back = self._rolled_back, None
         self._kept += len(kept)
         self._told = report.version + 1
@@ -413,6 +417,7 @@ class Steps:
             tally.attribution.slow,
             batches,
             rolled_back,
+            skipped,
             (report, tally.attribution.clocks),
         )
         return step

@@ -182,7 +182,7 @@ def test_scales_that_would_round_are_refused(scale: float) -> None:
         fr.LossScaled(fr.optim.SGD(0.1), scale)
 
 
-def replicated(optimizer: fr.optim.Optimizer) -> tuple[fr.Graph, Any]:
+def replicated(optimizer: fr.optim.Optimizer, policy: Any = None) -> tuple[fr.Graph, Any]:
     def loss_fn(inputs: dict[str, Any]) -> Any:
         w = fr.Variable(fr.random.normal((5, 3), seed=1), name="w")
         with fr.mixed_precision("float16"):
@@ -194,7 +194,7 @@ def replicated(optimizer: fr.optim.Optimizer) -> tuple[fr.Graph, Any]:
             inputs={"x": fr.Spec("float32", (None, 5)), "y": fr.Spec("int32", (None,))},
             optimizer=optimizer,
             replicas=2,
-            policy=fr.train.AllOf(),
+            policy=policy or fr.train.AllOf(),
             server_device="cpu:0",
             worker_device="cpu:0",
         )
@@ -213,6 +213,21 @@ async def test_replicas_train_with_a_scale_that_stays_as_it_is() -> None:
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
 
 
+async def test_replicas_find_the_scale_that_float16_holds() -> None:
+    scaled = fr.LossScaled(fr.optim.SGD(0.1), 2.0**24, grow_every=100)
+    graph, trainer = replicated(scaled)
+    batches = ({"x": normal(8, 5), "y": np.zeros(8, np.int32)} for _ in range(60))
+    async with fr.Session(graph) as session, aclosing(trainer.steps(session, batches)) as reports:
+        found = [report async for report in reports]
+        assert scaled.variable is not None
+        scale = float(await session.run(scaled.variable))
+    skipped = [report.skipped for report in found]
+    assert 0 < sum(skipped) < 20
+    assert skipped == sorted(skipped, reverse=True), "the first, until the scale is small enough"
+    assert scale == 2.0 ** (24 - sum(skipped))
+    assert found[-1].loss < found[0].loss
+
+
 def test_a_scale_that_each_replica_would_change_by_itself_is_refused() -> None:
     with pytest.raises(fr.GraphError, match=r"test_precision.py:\d+: replicas .* grow_every=None"):
-        replicated(fr.LossScaled(fr.optim.SGD(0.1)))
+        replicated(fr.LossScaled(fr.optim.SGD(0.1)), fr.train.LocalSteps(2))
