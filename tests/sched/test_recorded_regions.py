@@ -212,3 +212,24 @@ async def test_turns_of_a_loop_are_recorded_and_take_what_the_turn_before_has_ma
             np.testing.assert_allclose(await session.run(y, {x: given}), expected, rtol=1e-5)
     calls = world.calls()
     assert calls.count("replay") > calls.count("launch") > 0
+
+
+async def test_a_constant_of_the_host_may_decide_sizes_of_what_is_laid_out_at_once(world: World) -> None:
+    """A target shape with an open batch is such a constant, as in heads of attention."""
+    with fr.Graph(seed=1) as graph, fr.device("recorder:0"):
+        x = fr.placeholder("float32", (None, 6))
+        w = fr.Variable(fr.random.normal((6, 6), seed=1), name="w")
+        loss = fr.mean(fr.square(fr.nn.softmax(fr.reshape(x @ w, (-1, 2, 3)))))
+        (slope,) = fr.gradients(loss, [w])
+    fed = np.ones((4, 6), np.float32)
+    async with fr.Session(graph, options=ONE) as session:
+        for _ in range(3):
+            found = await session.run([loss, slope], {x: fed})
+        world.calls()
+        await session.run([loss, slope], {x: fed})
+        told = world.calls()
+        assert "replay" in told
+        assert "launch" not in told
+    async with fr.Session(graph, options=fr.Options(devices=("cpu:0", "recorder:0"), optimize=False)) as session:
+        for mine, plain in zip(found, await session.run([loss, slope], {x: fed}), strict=True):
+            np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-7)

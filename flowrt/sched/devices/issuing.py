@@ -102,7 +102,8 @@ class Issuer:
         if node.op == CONSTANT:
             return (self._constant(position, node),)
         if node.op == "bring":
-            return (self._here(inputs[0], node),)
+            value = inputs[0]  # what may decide sizes stays where those who infer shapes see it
+            return (value if isinstance(value, np.ndarray) and may_size(value) else self._here(value, node),)
         if node.op == READ:
             spec = variable_spec(node)
             return (self._holding.held(resource_of(node), spec).seen_as(spec),)

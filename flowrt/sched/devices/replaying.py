@@ -17,7 +17,7 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, ResourceError, StepCancelled
 from flowrt.base.plan import Plan
-from flowrt.base.spec import Spec, spec_of
+from flowrt.base.spec import Spec, replace_value, spec_of, value_known
 from flowrt.kernels.launch import STATUS, check
 from flowrt.sched.devices.blame import finish, located, naming
 from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay
@@ -97,6 +97,7 @@ class WholeRegions:
 
     def __init__(self, plan: Plan, arena: Arena, holding: Holding) -> None:
         self._plan, self._arena, self._holding = plan, arena, holding
+        self._specs = plan.value_specs()
         self._known: OrderedDict[Any, _Known | None] = OrderedDict()
         self._copies: dict[int, Kernel] = {}
         self._part = getattr(arena.driver, "part", None)
@@ -123,7 +124,7 @@ class WholeRegions:
     def _find(self, region: Region, inputs: Sequence[Value]) -> _Known | None:
         sizes = set(region.shape_inputs)
         specs = [
-            spec_of(array) if value in sizes and isinstance(array, np.ndarray) else Spec(array.dtype, array.shape)
+            spec_of(array) if value in sizes and isinstance(array, np.ndarray) else self._planned(value, array)
             for value, array in zip(region.inputs, inputs, strict=True)
         ]
         key = region, *specs
@@ -134,6 +135,11 @@ class WholeRegions:
         if len(self._known) > LAID_OUT:
             self._known.popitem(last=False)
         return known
+
+    def _planned(self, value: int, array: Value) -> Spec:
+        """The spec of an input, with what the plan knows of its value: a constant elsewhere may decide sizes here."""
+        known = self._specs[value].value
+        return replace_value(Spec(array.dtype, array.shape), known if value_known(known) else None)
 
     def _lay(self, region: Region, specs: Sequence[Spec]) -> _Known | None:
         if any(has_bodies(self._plan.nodes[position]) for position in region.nodes):
