@@ -1,105 +1,141 @@
-"""What a step takes on a GPU beside torch.compile on the same one, in one run; where there is none, "not measured".
+"""Steps on a GPU beside torch.compile and JAX on the same one, in one run; where there is none, "not measured".
 
-A null step (one addition of four numbers, fed and fetched), and W3, a training step of an MLP of 784, 512, 256 and 10
-by momentum, batch 128. Losses are compared with those of the host. The roofline of a step is the larger of its
-multiplications at the GPU's peak and of what it must read and write at the memory's; both are asked by --peak.
+The sides are those of compare.py, with ``--device cuda``: each a process of its own, measured in turns, whose first
+losses must be those of flowrt on this machine's cores. All products are of float32 (no TF32). The roofline is the least
+that the multiplications of a step take at the GPU's peak, which --peak tells. The host's cost of a replayed step is one
+call of its CUDA graph. (This file is not called cuda.py, as sides run in this folder: NVIDIA's package is.)
 
-    python perf/gpu.py                                         # medians and quartiles of --rounds steps
-    python perf/gpu.py --peak 67e12 3.35e12                    # an H100: float32 operations, bytes a second
+    CUDA=1 scripts/peers torch jax         # once; then, with flowrt[cuda13] or [cuda12] installed,
+    python perf/gpu.py --peak 67e12        # an H100's float32 operations a second
+    python perf/gpu.py --write             # and write docs/performance.md
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import machine as this_machine
 import numpy as np
+from compare import READY_SECONDS, Case, Failed, Process, Result, agree, run_case
+from section import put
+from sides import harness as h
 
 import flowrt as fr
 
-SIZES, BATCH, RATE, MOMENTUM = (784, 512, 256, 10), 128, 0.05, 0.9
-TOLERANCE = 2e-3  # of the losses of five steps, float32
-Step = Callable[[], float]
+PEERS = {"torch": ("compile", "eager"), "jax": ("",)}
+ON_GPU = ("--device", "cuda")
+HEADING = "## On a GPU"
+COLUMNS = "| workload | flowrt | torch.compile | JAX | best peer ÷ flowrt (lowest to highest round) | roofline |"
 
 
-def data() -> tuple[Any, Any, list[Any]]:
-    rng = np.random.default_rng(0)
-    shapes = list(itertools.pairwise(SIZES))
-    weights = [rng.normal(size=shape, scale=(2 / shape[0]) ** 0.5).astype(np.float32) for shape in shapes]
-    return rng.normal(size=(BATCH, SIZES[0])).astype(np.float32), rng.integers(0, 10, BATCH).astype(np.int32), weights
+def _case(name: str, workload: str, what: str, **peers: Sequence[str]) -> Case:
+    return Case(name, workload, what, {**PEERS, **peers}, 0.9, ON_GPU)
 
 
-def flowrt_steps(device: str) -> Iterator[tuple[str, Step]]:
-    """The steps in sessions on a device, which stay open until they are asked for no more."""
-    options = fr.Options(devices=("cpu:0", device))
-    with fr.Graph() as graph, fr.device(device):
-        x = fr.placeholder("float32", (4,))
-        y = x + 1.0
-    with fr.BlockingSession(graph, options=options) as session:
-        yield "null step", lambda: float(session.run(y, {x: np.zeros(4, np.float32)})[0])
-    images, labels, weights = data()
-    with fr.Graph() as graph, fr.device(device):
-        x, y = fr.placeholder("float32", (BATCH, SIZES[0])), fr.placeholder("int32", (BATCH,))
-        z: Any = x
-        for n, weight in enumerate(weights):
-            z = (fr.relu(z) if n else z) @ fr.Variable(weight, name=f"w{n}")
-        loss = fr.mean(fr.nn.softmax_cross_entropy(z, y))
-        update = fr.optim.Momentum(RATE, MOMENTUM).minimize(loss)
-    with fr.BlockingSession(graph, options=options) as session:
-        yield "W3 MLP", lambda: float(session.run([loss, update], {x: images, y: labels})[0])
+CASES = (
+    _case("null", "W2", "null step: 8 floats there, x * 2 + 1, and back", jax=("jit",)),
+    _case("mlp", "W3", "W3, MLP, batch 128"),
+    _case("cnn", "W4", "W4, CNN, batch 64", torch=("compile_nhwc", "eager_nhwc"), jax=("nhwc",)),
+    _case("lstm", "W5", "W5, LSTM, 64 steps of batch 32", torch=("", "compile"), jax=("scan",)),
+    _case("embedding", "W7", "W6, 200,000 embeddings, sparse AdaGrad", torch=("",)),
+    _case(
+        "gpt", "gpt", f"GPT of {h.GPT_LAYERS} layers, width {h.GPT_WIDTH}, {h.GPT_BATCH} texts of {h.GPT_LENGTH} words"
+    ),
+)
 
 
-def torch_steps() -> Iterator[tuple[str, Step]]:
-    import torch
-
-    def null() -> float:
-        return float((torch.zeros(4).cuda() + 1.0).cpu()[0])
-
-    yield "null step", null
-    images, labels, weights = data()
-    w = [torch.tensor(weight, device="cuda", requires_grad=True) for weight in weights]
-    optimizer = torch.optim.SGD(w, lr=RATE, momentum=MOMENTUM)
-
-    @torch.compile
-    def loss_of(x: Any, y: Any) -> Any:
-        z = x
-        for n, weight in enumerate(w):
-            z = (torch.relu(z) if n else z) @ weight
-        return torch.nn.functional.cross_entropy(z, y)
-
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = loss_of(torch.tensor(images).cuda(), torch.tensor(labels).long().cuda())
-        loss.backward()
-        optimizer.step()
-        return float(loss)
-
-    yield "W3 MLP", step
+def products(name: str) -> float:
+    """The multiplications and additions of a step's products; of the backward pass twice those of the forward."""
+    match name:
+        case "mlp":
+            forward = 128 * sum(a * b for a, b in itertools.pairwise(h.MLP_SIZES))
+        case "cnn":
+            forward = h.CNN_BATCH * (32 * 32 * 27 * 32 + 16 * 16 * 288 * 64 + 4096 * 128 + 1280)
+        case "lstm":
+            units = h.LSTM_UNITS
+            forward = h.LSTM_STEPS * h.LSTM_BATCH * units * (4 * (h.LSTM_IN + units) + h.LSTM_CLASSES)
+        case "gpt":
+            n, words = h.GPT_WIDTH, h.GPT_BATCH * h.GPT_LENGTH
+            forward = words * (h.GPT_LAYERS * (12 * n * n + 2 * h.GPT_LENGTH * n) + n * h.GPT_WORDS)
+        case _:
+            forward = 0
+    return 6.0 * forward
 
 
-def roofline(name: str, peak: tuple[float, float]) -> float:
-    """The least seconds that a step can take."""
-    if name == "null step":
-        return 32 / peak[1]
-    entries = sum(a * b for a, b in itertools.pairwise(SIZES))
-    return max(6 * BATCH * entries / peak[0], 4 * 6 * entries / peak[1])
+def on_host(case: Case) -> list[float]:
+    """The first losses of flowrt on this machine's cores."""
+    here = Case(case.name, case.workload, case.what, {}, 0)
+    process = Process("flowrt", "", here, threads=2)
+    try:
+        first: list[float] = process.answer(READY_SECONDS)["first"]
+    finally:
+        process.kill()
+    return first
 
 
-def timed(step: Step, rounds: int) -> tuple[list[float], list[float]]:
-    """The first five losses, and the seconds of steps after them."""
-    losses = [step() for _ in range(5)]
-    seconds = []
+def checked(case: Case, rounds: int, seconds: float) -> Result:
+    """A case measured. Raises `Failed` where flowrt's losses on the GPU are not those of the host."""
+    process = Process("flowrt", "", case, threads=2)
+    try:
+        there, here = process.answer(READY_SECONDS)["first"], on_host(case)
+    finally:
+        process.kill()
+    if not agree(there, here):
+        raise Failed(f"losses on the GPU, {there}, are not the host's, {here}")
+    return run_case(case, 2, rounds, seconds)
+
+
+def row(result: Result, peak: float) -> str:
+    """A line of the table."""
+    by_peer = {
+        peer: min((p for p in result.peers if p.name.startswith(peer)), key=lambda p: p.median, default=None)
+        for peer in PEERS
+    }
+    told = [f"{side.name}: {_micros(side.median)}" if side else "not measured" for side in by_peer.values()]
+    best = result.best
+    ratios = result.ratios(best) if best else [math.nan]
+    ratio = f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})" if best else "no peer"
+    bound = _micros(products(result.case.name) / peak) if peak and products(result.case.name) else "-"
+    cells = [result.case.what, _micros(result.flowrt.median), *told, ratio, bound]
+    return f"| {' | '.join(cells)} |"
+
+
+def _micros(seconds: float) -> str:
+    return f"{1e6 * seconds:,.1f} µs"
+
+
+def host_cost(rounds: int = 1000) -> tuple[float, float]:
+    """Medians of the seconds that the host takes to have a recorded step begin, and until it has heard of its end.
+
+    The step is one addition of 256 numbers, by the very calls of a session's (`flowrt.kernels.cuda_driver`).
+    """
+    from flowrt.kernels.cuda_driver import CudaDriver
+
+    driver, spec = CudaDriver(0), fr.Spec("float32", (256,))
+    kernel = driver.prepare("add", [spec, spec], [spec], {})
+    operands = [driver.allocate(spec.nbytes) for _ in range(3)]
+    for memory in operands:
+        driver.write(memory, np.ones(256, np.float32))
+    kernel.launch(operands, np.zeros(4, np.int64))
+    driver.finish()
+    recorded = driver.record([(kernel, operands)])
+    begun, ended = [], []
     for _ in range(rounds):
-        began = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - began)
-    return losses, seconds
+        start = time.perf_counter()
+        recorded.replay()
+        begun.append(time.perf_counter() - start)
+        driver.finish()
+        ended.append(time.perf_counter() - start)
+    found = np.zeros(256, np.float32)
+    driver.read(operands[2], found)
+    assert (found == 2).all(), found
+    driver.close()
+    return statistics.median(begun), statistics.median(ended)
 
 
 def why_not() -> str:
@@ -114,31 +150,48 @@ def why_not() -> str:
         return str(error)
 
 
+def table(cases: Sequence[Case], rounds: int, seconds: float, peak: float) -> Iterator[str]:
+    """The lines of the table, one after the other as they are measured."""
+    reason = why_not()
+    yield COLUMNS
+    yield "|---" * (COLUMNS.count("|") - 1) + "|"
+    for case in cases:
+        if reason:
+            yield f"| {case.what} | not measured: {reason} | - | - | - | - |"
+            continue
+        try:
+            result = checked(case, rounds, seconds)
+        except Failed as error:
+            yield f"| {case.what} | not measured: {error} | - | - | - | - |"
+        else:
+            yield row(result, peak)
+            yield from (f"<!-- {name} was left out: {why} -->" for name, why in result.failed.items())
+    yield ""
+    if reason:
+        yield f"The host's cost of a replayed step: not measured: {reason}."
+    else:
+        begun, ended = map(_micros, host_cost())
+        yield f"The host's cost of a replayed step: {begun} to begin it, {ended} with hearing of its end."
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--peak", type=float, nargs=2, metavar=("FLOPS", "BYTES"), help="of the GPU, a second")
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(case.name for case in CASES)}; all by default")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each side in a round")
+    parser.add_argument(
+        "--peak", type=float, default=0.0, help="the GPU's float32 operations a second, for the roofline"
+    )
+    parser.add_argument("--write", action="store_true", help="write docs/performance.md")
     given = parser.parse_args()
-    print(this_machine.describe())
-    reason = why_not()
-    if reason:
-        for name in ("null step", "W3 MLP", "W4 CNN", "W5 LSTM", "W6 embedding", "GPT of four layers"):
-            print(f"{name:20} not measured: {reason}")
-        return
-    here = {name: timed(step, 1)[0] for name, step in flowrt_steps("cpu:0")}
-    sides = {"flowrt": flowrt_steps("cuda:0")}
-    if find_spec("torch") is not None:
-        sides["torch.compile"] = torch_steps()
-    for side, steps in sides.items():
-        for name, step in steps:
-            losses, seconds = timed(step, given.rounds)
-            if not np.allclose(losses, here[name], rtol=TOLERANCE):
-                raise SystemExit(f"{side}, {name}: losses {losses} are not the host's, {here[name]}")
-            low, middle, high = statistics.quantiles(seconds, n=4)
-            bound = f", roofline {1e6 * roofline(name, tuple(given.peak)):.1f}" if given.peak else ""
-            print(f"{name:20} {side:14} {1e6 * middle:9.1f} µs ({1e6 * low:.1f} to {1e6 * high:.1f}){bound}")
-    for name in ("W4 CNN", "W5 LSTM", "W6 embedding", "GPT of four layers"):
-        print(f"{name:20} not measured: no side is written yet")
+    chosen = [case for case in CASES if not given.cases or case.name in given.cases]
+    lines = [this_machine.describe(), ""]
+    print(lines[0])
+    for line in table(chosen, given.rounds, given.seconds, given.peak):
+        print(line, flush=True)
+        lines.append(line)
+    if given.write:
+        put(HEADING, lines)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ POINTS, POINT_TURNS, POINT_TIME, SOFTENING = 1024, 10, 0.01, 0.01  # bodies; ste
 GRID, GRID_TURNS, GRID_RATE = 1024, 50, 0.1
 COLUMNS, POOLED = (4096, 256), (32, 32, 32, 64)
 MANY_ROWS, MANY_WIDTH, MANY_BATCH, MANY_BAG = 50_000, 128, 256, 32
+GPT_LAYERS, GPT_WIDTH, GPT_HEADS, GPT_LENGTH, GPT_BATCH, GPT_WORDS = 4, 256, 8, 64, 16, 512
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ class Settings:
     threads: int
     batch: int = 128
     shape: str = "chain"
+    device: str = ""  # "cuda": a GPU, whose products are of float32 throughout
     started: float = field(default_factory=time.perf_counter)
 
 
@@ -275,6 +277,33 @@ def embedding_batches() -> list[tuple[np.ndarray, np.ndarray]]:
     return out
 
 
+def gpt() -> list[np.ndarray]:
+    """Words, places; scale, offset, w_qkv, w_out, scale, offset, w_up, w_down of every layer; scale, offset, w."""
+    r, n = np.random.default_rng(22), GPT_WIDTH
+
+    def normal(*shape: int) -> np.ndarray:
+        return (r.standard_normal(shape) * 0.02).astype(np.float32)
+
+    def norm() -> list[np.ndarray]:
+        return [np.ones(n, np.float32), np.zeros(n, np.float32)]
+
+    out = [normal(GPT_WORDS, n), normal(GPT_LENGTH, n)]
+    for _ in range(GPT_LAYERS):
+        out += [*norm(), normal(n, 3 * n), normal(n, n), *norm(), normal(n, 4 * n), normal(4 * n, n)]
+    return [*out, *norm(), normal(n, GPT_WORDS)]
+
+
+def gpt_batch() -> tuple[np.ndarray, np.ndarray]:
+    """Words (batch, length), and those that follow them."""
+    words = np.random.default_rng(220).integers(0, GPT_WORDS, (GPT_BATCH, GPT_LENGTH + 1)).astype(np.int32)
+    return np.ascontiguousarray(words[:, :-1]), np.ascontiguousarray(words[:, 1:])
+
+
+def gpt_mask() -> np.ndarray:
+    """What is added to scores (length, length), that nobody looks ahead."""
+    return np.triu(np.full((GPT_LENGTH, GPT_LENGTH), -1e9, np.float32), 1)
+
+
 class Memory:
     """How far the resident set grew, in MiB, above what it was when this was made."""
 
@@ -304,7 +333,7 @@ def imported() -> None:
 
 
 STEPS = {"W1": "dispatch", "W2": "overhead", "W3": "mlp", "W4": "cnn", "W5": "lstm", "W5b": "loop", "W7": "embedding"}
-MORE = ("normed", "residual", "gru", "power", "bodies", "heat", "columns", "pooled", "many_rows")
+MORE = ("normed", "residual", "gru", "power", "bodies", "heat", "columns", "pooled", "many_rows", "gpt")
 
 
 def named(functions: Mapping[str, Any]) -> dict[str, Callable[[Settings], Side]]:
@@ -321,10 +350,11 @@ def main(workloads: Mapping[str, Callable[[Settings], Side]]) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--shape", default="chain", choices=("chain", "parallel", "fan"))
+    parser.add_argument("--device", default="", choices=("", "cuda"))
     parser.add_argument("--first-only", action="store_true", help="end after the first step")
     parser.add_argument("--seconds", type=float, help="measure once for so long and print the summary")
     a = parser.parse_args()
-    side = workloads[a.workload](Settings(a.workload, a.variant, a.threads, a.batch, a.shape))
+    side = workloads[a.workload](Settings(a.workload, a.variant, a.threads, a.batch, a.shape, a.device))
     first = [_value(side.step())]
     if a.first_only:
         return

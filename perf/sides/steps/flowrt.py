@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,16 @@ import flowrt as fr
 
 def _session(graph: fr.Graph, a: Settings, *, optimize: bool = True) -> fr.BlockingSession:
     """An open session, closed when the process ends."""
-    session = fr.BlockingSession(graph, options=fr.Options(optimize=optimize, threads=a.threads)).__enter__()
+    devices = ("cpu:0", f"{a.device}:0") if a.device else None
+    options = fr.Options(optimize=optimize, threads=a.threads, devices=devices)
+    session = fr.BlockingSession(graph, options=options).__enter__()
     atexit.register(session.__exit__, None, None, None)
     return session
+
+
+def _device(a: Settings) -> AbstractContextManager[Any]:
+    """What is built inside is on the device that is asked for, and raises where that cannot be."""
+    return fr.device(f"{a.device}:0") if a.device else nullcontext()
 
 
 def dispatch(a: Settings) -> Side:
@@ -38,7 +46,7 @@ def dispatch(a: Settings) -> Side:
 
 def overhead(a: Settings) -> Side:
     h.imported()
-    with fr.Graph() as graph:
+    with fr.Graph() as graph, _device(a):
         x = fr.placeholder("float32", (8,), name="x")
         y = x * 2.0 + 1.0
     step = _session(graph, a).compile(y, [x])
@@ -63,7 +71,7 @@ def _trained(
     batches: Callable[[], Sequence[np.ndarray]],
 ) -> Side:
     """Steps of ``optimizer`` on what ``batches`` answers; the first dimension of a batch is left open."""
-    with fr.Graph() as graph:
+    with fr.Graph() as graph, _device(a):
         feeds = [fr.placeholder(b.dtype, (None, *b.shape[1:])) for b in batches()]
         parameters = [fr.Variable(v, name=f"p{i}") for i, v in enumerate(values)]
         loss = loss_of(parameters, *feeds)
@@ -263,6 +271,30 @@ def many_rows(a: Settings) -> Side:
         return fr.mean(fr.nn.sigmoid_cross_entropy(z, y))
 
     return _trained(a, loss_of, values, fr.optim.Adam(h.ADAM_RATE), lambda: next(pending, None) or next(batches))
+
+
+def gpt(a: Settings) -> Side:
+    batch, values, mask = h.gpt_batch(), h.gpt(), h.gpt_mask()
+    length, heads, width = h.GPT_LENGTH, h.GPT_HEADS, h.GPT_WIDTH
+    h.imported()
+
+    def attend(z: Any, w_qkv: Any, w_out: Any) -> Any:
+        parted = fr.reshape(z @ w_qkv, (-1, length, 3, heads, width // heads))
+        q, k, v = (fr.transpose(parted[:, :, i], (0, 2, 1, 3)) for i in range(3))
+        scores = fr.matmul(q, k, transpose_b=True) * (heads / width) ** 0.5 + mask
+        mixed = fr.transpose(fr.nn.softmax(scores) @ v, (0, 2, 1, 3))
+        return fr.reshape(mixed, (-1, length, width)) @ w_out
+
+    def loss_of(p: Any, words: Any, following: Any) -> Any:
+        table, places, *layers, scale, offset, w = p
+        z = fr.nn.embedding_lookup(table, words) + places
+        for s1, o1, w_qkv, w_out, s2, o2, w_up, w_down in zip(*[iter(layers)] * 8, strict=True):
+            z = z + attend(fr.nn.layer_norm(z, s1, o1), w_qkv, w_out)
+            z = z + fr.gelu(fr.nn.layer_norm(z, s2, o2) @ w_up) @ w_down
+        logits = fr.nn.layer_norm(z, scale, offset) @ w
+        return fr.mean(fr.nn.softmax_cross_entropy(logits, following))
+
+    return _trained(a, loss_of, values, fr.optim.Adam(h.ADAM_RATE), lambda: batch)
 
 
 WORKLOADS = h.named(globals())

@@ -16,9 +16,15 @@ from sides.harness import Settings, Side
 def _pinned(a: Settings) -> None:
     if a.threads == 1:  # XLA sizes its pool by the processor's cores
         os.sched_setaffinity(0, {0})
+    import jax
+
+    jax.config.update("jax_default_matmul_precision", "highest")  # products of float32 are of float32
+    if a.device and jax.default_backend() != "gpu":
+        raise SystemExit("this JAX sees no GPU: CUDA=1 scripts/peers jax installs one that may")
 
 
 def overhead(a: Settings) -> Side:
+    _pinned(a)
     import jax
     import jax.numpy as jnp
 
@@ -68,6 +74,35 @@ def _trained(
     def step() -> float:
         nonlocal p, m
         p, m, loss = train(p, m, *batch)
+        jax.block_until_ready(p)
+        return float(loss)
+
+    return Side(step)
+
+
+def _trained_by_adam(loss_of: Callable[..., Any], parameters: list[np.ndarray], batch: tuple[np.ndarray, ...]) -> Side:
+    """Steps of Adam, as optax has it, on one batch."""
+    import jax
+    import jax.numpy as jnp
+
+    @partial(jax.jit, donate_argnums=(0, 1, 2))
+    def train(p: Any, m: Any, s: Any, t: Any, *batch: Any) -> Any:
+        loss, g = jax.value_and_grad(loss_of)(p, *batch)
+        m = [h.BETA1 * a + (1 - h.BETA1) * b for a, b in zip(m, g, strict=True)]
+        s = [h.BETA2 * a + (1 - h.BETA2) * b * b for a, b in zip(s, g, strict=True)]
+        one, two = 1 - h.BETA1**t, 1 - h.BETA2**t
+        p = [
+            a - h.ADAM_RATE * (b / one) / (jnp.sqrt(c / two) + h.ADAM_EPSILON) for a, b, c in zip(p, m, s, strict=True)
+        ]
+        return p, m, s, loss
+
+    p = [jnp.asarray(v) for v in parameters]
+    m, s = ([jnp.zeros_like(v) for v in p] for _ in range(2))
+    steps = itertools.count(1)
+
+    def step() -> float:
+        nonlocal p, m, s
+        p, m, s, loss = train(p, m, s, np.float32(next(steps)), *batch)
         jax.block_until_ready(p)
         return float(loss)
 
@@ -190,7 +225,6 @@ def embedding(a: Settings) -> Side:
 
 
 def normed(a: Settings) -> Side:
-    """Adam as optax has it."""
     _pinned(a)
     import jax
     import jax.numpy as jnp
@@ -207,28 +241,7 @@ def normed(a: Settings) -> Side:
         logp = jax.nn.log_softmax(z @ w + b)
         return -jnp.take_along_axis(logp, y[:, None], 1).mean()
 
-    @partial(jax.jit, donate_argnums=(0, 1, 2))
-    def train(p: Any, m: Any, s: Any, t: Any, *batch: Any) -> Any:
-        loss, g = jax.value_and_grad(loss_of)(p, *batch)
-        m = [h.BETA1 * a + (1 - h.BETA1) * b for a, b in zip(m, g, strict=True)]
-        s = [h.BETA2 * a + (1 - h.BETA2) * b * b for a, b in zip(s, g, strict=True)]
-        one, two = 1 - h.BETA1**t, 1 - h.BETA2**t
-        p = [
-            a - h.ADAM_RATE * (b / one) / (jnp.sqrt(c / two) + h.ADAM_EPSILON) for a, b, c in zip(p, m, s, strict=True)
-        ]
-        return p, m, s, loss
-
-    p = [jnp.asarray(v) for v in parameters]
-    m, s = ([jnp.zeros_like(v) for v in p] for _ in range(2))
-    steps = itertools.count(1)
-
-    def step() -> float:
-        nonlocal p, m, s
-        p, m, s, loss = train(p, m, s, np.float32(next(steps)), *batch)
-        jax.block_until_ready(p)
-        return float(loss)
-
-    return Side(step)
+    return _trained_by_adam(loss_of, parameters, batch)
 
 
 def residual(a: Settings) -> Side:
@@ -372,6 +385,37 @@ def pooled(a: Settings) -> Side:
 
     f = jax.jit(jax.grad(weighted))
     return Side(lambda: np.asarray(f(*given)))
+
+
+def gpt(a: Settings) -> Side:
+    _pinned(a)
+    import jax
+    import jax.numpy as jnp
+
+    batch, parameters, mask = h.gpt_batch(), h.gpt(), h.gpt_mask()
+    heads, width = h.GPT_HEADS, h.GPT_WIDTH
+    h.imported()
+
+    def norm(z: Any, scale: Any, offset: Any) -> Any:
+        return (z - z.mean(-1, keepdims=True)) * jax.lax.rsqrt(z.var(-1, keepdims=True) + 1e-5) * scale + offset
+
+    def attend(z: Any, w_qkv: Any, w_out: Any) -> Any:
+        parted = (z @ w_qkv).reshape(*z.shape[:2], 3, heads, width // heads)
+        q, k, v = (parted[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+        scores = q @ k.transpose(0, 1, 3, 2) * (heads / width) ** 0.5 + mask
+        mixed = (jax.nn.softmax(scores) @ v).transpose(0, 2, 1, 3)
+        return mixed.reshape(z.shape) @ w_out
+
+    def loss_of(p: Any, words: Any, following: Any) -> Any:
+        table, places, *layers, scale, offset, w = p
+        z = table[words] + places
+        for s1, o1, w_qkv, w_out, s2, o2, w_up, w_down in zip(*[iter(layers)] * 8, strict=True):
+            z = z + attend(norm(z, s1, o1), w_qkv, w_out)
+            z = z + jax.nn.gelu(norm(z, s2, o2) @ w_up, approximate=False) @ w_down
+        logp = jax.nn.log_softmax(norm(z, scale, offset) @ w)
+        return -jnp.take_along_axis(logp, following[..., None], 2).mean()
+
+    return _trained_by_adam(loss_of, parameters, batch)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,13 @@ def _torch(a: Settings) -> Any:
     import torch
 
     torch.set_num_threads(a.threads)
+    torch.backends.cudnn.allow_tf32 = False  # products of float32 are of float32, as matmul's are by default
     return torch
+
+
+def _placed(a: Settings, what: Any) -> Any:
+    """A tensor, or a module, where the step is to be."""
+    return what.to(a.device) if a.device else what
 
 
 def overhead(a: Settings) -> Side:
@@ -29,7 +35,7 @@ def overhead(a: Settings) -> Side:
 
     def step() -> Any:
         with torch.inference_mode():
-            return f(torch.from_numpy(h.VECTOR)).numpy()
+            return f(_placed(a, torch.from_numpy(h.VECTOR))).cpu().numpy()
 
     return Side(step)
 
@@ -58,12 +64,14 @@ def _trained(
 ) -> Side:
     """Steps of ``optimizer``, by default SGD with momentum."""
     torch = _torch(a)
+    for parameter in parameters:
+        parameter.data = _placed(a, parameter.data)
     optimizer = optimizer or torch.optim.SGD(parameters, lr=rate, momentum=h.MOMENTUM, fused=True)
     loss_of = torch.compile(loss_of) if "compile" in a.variant else loss_of
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = loss_of(*batch())
+        loss = loss_of(*(_placed(a, part) for part in batch()))
         loss.backward()
         optimizer.step()
         return float(loss.item())
@@ -126,6 +134,7 @@ def lstm(a: Settings) -> Side:
     cell.bias_ih_l0.data.copy_(torch.from_numpy(b))
     cell.bias_hh_l0.data.zero_()
     cell.bias_hh_l0.requires_grad_(False)  # one bias, as everywhere else
+    _placed(a, cell), _placed(a, linear)
     p = [q for q in (*cell.parameters(), *linear.parameters()) if q.requires_grad]
 
     def loss_of(x: Any, y: Any) -> Any:
@@ -143,6 +152,7 @@ def embedding(a: Settings) -> Side:
     linear = torch.nn.Linear(h.WIDTH, 1)
     linear.weight.data.copy_(torch.from_numpy(w.T.copy()))
     linear.bias.data.copy_(torch.from_numpy(b))
+    _placed(a, bag), _placed(a, linear)
     how = {"lr": h.EMBEDDING_RATE, "initial_accumulator_value": h.ACCUMULATOR, "eps": h.EPSILON}
     optimizers = [
         torch.optim.Adagrad(bag.parameters(), **how),
@@ -153,8 +163,8 @@ def embedding(a: Settings) -> Side:
         ids, y = next(batches)
         for o in optimizers:
             o.zero_grad()
-        z = linear(bag(torch.from_numpy(ids)))
-        loss = functional.binary_cross_entropy_with_logits(z, torch.from_numpy(y))
+        z = linear(bag(_placed(a, torch.from_numpy(ids))))
+        loss = functional.binary_cross_entropy_with_logits(z, _placed(a, torch.from_numpy(y)))
         loss.backward()
         for o in optimizers:
             o.step()
@@ -357,6 +367,36 @@ def many_rows(a: Settings) -> Side:
         return float(loss.item())
 
     return Side(step)
+
+
+def gpt(a: Settings) -> Side:
+    torch = _torch(a)
+    functional = torch.nn.functional
+    (words, following), values = h.gpt_batch(), h.gpt()
+    heads, width = h.GPT_HEADS, h.GPT_WIDTH
+    h.imported()
+    p = [torch.nn.Parameter(torch.from_numpy(v)) for v in values]
+
+    def attend(z: Any, w_qkv: Any, w_out: Any) -> Any:
+        parted = (z @ w_qkv).unflatten(2, (3, heads, width // heads))
+        q, k, v = (parted[:, :, i].transpose(1, 2) for i in range(3))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return mixed.transpose(1, 2).flatten(2) @ w_out
+
+    def loss_of(words: Any, following: Any) -> Any:
+        table, places, *layers, scale, offset, w = p
+        z = functional.embedding(words, table) + places
+        for s1, o1, w_qkv, w_out, s2, o2, w_up, w_down in zip(*[iter(layers)] * 8, strict=True):
+            z = z + attend(functional.layer_norm(z, (width,), s1, o1), w_qkv, w_out)
+            z = z + functional.gelu(functional.layer_norm(z, (width,), s2, o2) @ w_up) @ w_down
+        logits = functional.layer_norm(z, (width,), scale, offset) @ w
+        return functional.cross_entropy(logits.flatten(0, 1), following.flatten())
+
+    for q in p:
+        q.data = _placed(a, q.data)
+    adam = torch.optim.Adam(p, lr=h.ADAM_RATE, betas=(h.BETA1, h.BETA2), eps=h.ADAM_EPSILON, fused=True)
+    batch = torch.from_numpy(words), torch.from_numpy(following).long()
+    return _trained(a, p, 0, loss_of, lambda: batch, adam)
 
 
 def dispatch(a: Settings) -> Side:
