@@ -95,7 +95,6 @@ class Supply:
         self._give = give
         self._copy = copy
         self._sent = [0] * len(inputs)
-        self._together = 1
         self._values: dict[int, Values] = {}  # by identity, of what was drawn and is not accounted for
         self._drawing: asyncio.Task[None] | None = None
         self.ledger: Writer | None = None  # which is told before anybody else
@@ -175,8 +174,7 @@ class Supply:
 
     def fill(self, told: Callable[[], None]) -> None:
         """Hand out what may be, now or as it comes; ``told`` is called once nothing is left to hand out."""
-        self._hand_out()
-        while (replica := self._wants()) is not None:
+        while (due := self._hand_drawn()) is not None:
             if self._source.waits:
                 self._drawing = self._drawing or asyncio.ensure_future(self._draw(told))
                 return
@@ -184,30 +182,21 @@ class Supply:
             try:
                 batch = self._source.next()
                 self.drawn += time.perf_counter() - began
-                self._admit(replica, batch)
+                self._admit(due[0], batch)
             except Exception as error:
                 self._fail(error)
-            self._hand_drawn()
-        self._send_last()
-        if self.over:
-            told()
+        self._end_filling(told)
 
     async def _draw(self, told: Callable[[], None]) -> None:
         try:
-            while (replica := self._wants()) is not None:
-                self._admit(replica, await self._source.wait_next())
-                self._hand_out()
+            while (due := self._hand_drawn()) is not None:
+                self._admit(due[0], await self._source.wait_next())
         except Exception as error:
             self._fail(error)
+            self._hand_drawn()
         finally:
             self._drawing = None
-        if self.over:
-            told()
-
-    def _wants(self) -> int | None:
-        """Whose turn it is to have a batch that is not drawn yet; None where nobody may, or there is none."""
-        identity = self.handing.identity
-        return None if identity is None or self._has(identity) else self.handing.replica
+        self._end_filling(told)
 
     def _has(self, identity: int | None) -> bool:
         """Whether a batch is there to be handed out."""
@@ -216,7 +205,7 @@ class Supply:
     def _admit(self, replica: int, batch: Mapping[str, Any] | None) -> None:
         """Take in what was drawn for a replica: a batch, or that there are no more."""
         if batch is None:
-            self._end()
+            self.handing.end(self.handing.new)
         else:
             self._put_in(replica, self.handing.new, batch)
 
@@ -224,27 +213,29 @@ class Supply:
         inputs = self._inputs[replica].items()
         self._values[identity] = tuple([as_feed(tensor, batch[name], self._copy) for name, tensor in inputs])
 
-    def _hand_out(self) -> None:
-        """Hand out what is drawn, and send it."""
-        self._hand_drawn()
-        self._send_last()
+    def _hand_drawn(self) -> tuple[int, int] | None:
+        """Hand out what is drawn, and send what is enough to go together; answers what is due and not drawn yet."""
+        handing = self.handing
+        while (due := handing.due) is not None and self._has(due[1]):
+            self._hand(*due)
+        return due
 
-    def _hand_drawn(self) -> None:
-        """Hand out what is drawn, and send what is enough to go together."""
+    def _hand(self, replica: int, identity: int) -> None:
         handing, sent = self.handing, self._sent
-        while self._has(handing.identity) and (handed := handing.next()) is not None:
-            replica, number, identity = handed
-            self._together = 1 if self._source.waits else _together(self._values_of(identity))
-            handing.depth = self._depth + self._together - 1 + min(EARLIER, self._together - 1)
-            if sent[replica] - handing.spent[replica] < self._depth or number - sent[replica] >= self._together:
-                self._send(replica)
+        number = handing.hand(replica, identity)
+        together = 1 if self._source.waits else _together(self._values_of(identity))
+        handing.depth = self._depth + together - 1 + min(EARLIER, together - 1)
+        if sent[replica] - handing.spent[replica] < self._depth or number - sent[replica] >= together:
+            self._send(replica)
 
-    def _send_last(self) -> None:
-        """Send what was kept back, where there is nothing more that could go with it."""
+    def _end_filling(self, told: Callable[[], None]) -> None:
+        """Send what was kept back, where there is nothing more that could go with it, and say so."""
         if self.handing.identity is None:
             for replica, number in enumerate(self.handing.given):
                 if number > self._sent[replica]:
                     self._send(replica)
+        if self.over:
+            told()
 
     def _send(self, replica: int) -> None:
         """Send a replica what it was not sent yet, together."""
@@ -258,14 +249,10 @@ class Supply:
     def _values_of(self, identity: int) -> Values:
         return self._values[identity]
 
-    def _end(self) -> None:
-        """No more are drawn."""
-        self.handing.end(self.handing.new)
-        self._hand_out()
-
     def _fail(self, error: BaseException) -> None:
+        """Draw no more."""
         self.error = error
-        self._end()
+        self.handing.end(self.handing.new)
 
     async def aclose(self) -> None:
         """Draw nothing any more."""
@@ -302,7 +289,9 @@ class Identities(Supply):
 
 def _together(batch: Values) -> int:
     """How many batches like this one a message may bring."""
-    arrays, nbytes = len(batch), sum([value.nbytes for value in batch])
+    arrays, nbytes = len(batch), 0
+    for value in batch:
+        nbytes += value.nbytes
     return max(1, min(TOGETHER, FEW // max(1, arrays), SMALL // max(1, nbytes)))
 
 

@@ -239,8 +239,9 @@ class Run:
 
     def _allow(self) -> None:
         """Let the variables move to what was asked for, and beyond."""
-        leaves = not self._runner.leaving.isdisjoint(self._program.replicas)  # then others hold batches of who comes
-        self._counted = self._supply.over and not self._reports and not leaves  # reports may say: use some again
+        self._counted = self._supply.over and not self._reports  # which may say: use some again
+        if self._counted and not self._runner.leaving.isdisjoint(self._program.replicas):
+            self._counted = False  # others hold batches of who comes
         totals = tuple([given // self._each for given in self._supply.given]) if self._counted else None
         self._post(0, Allow(self._number, self._allowed, self._seen, totals))
 

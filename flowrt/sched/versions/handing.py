@@ -46,14 +46,17 @@ class Handing:
     # ── handing out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def replica(self) -> int | None:
-        """Whose turn it is, of those that may have a batch; None where nobody may."""
+    def due(self) -> tuple[int, int] | None:
+        """What is handed out next: (replica, identity). None where nobody may have a batch, or there is none."""
+        identity = self.identity
+        if identity is None:
+            return None
         given, spent, depth, count = self.given, self.spent, self.depth, len(self.given)
         turn = self._turn % count
         for replicas in (range(turn, count), range(turn)):
             for replica in replicas:
                 if given[replica] - spent[replica] < depth and self._may_have(replica):
-                    return replica
+                    return replica, identity
         return None
 
     @property
@@ -63,11 +66,8 @@ class Handing:
             return self._came_back[0]
         return self.new if self.total is None or self.new < self.total else None
 
-    def next(self) -> tuple[int, int, int] | None:
-        """Hand out a batch: (replica, number, identity). None where nobody may have one, or there is none."""
-        replica, identity = self.replica, self.identity
-        if replica is None or identity is None:
-            return None
+    def hand(self, replica: int, identity: int) -> int:
+        """Hand out what is `due`; answers which number it is there."""
         if self._came_back:
             heappop(self._came_back)
         else:
@@ -75,7 +75,14 @@ class Handing:
         self._turn = replica + 1
         number = self.given[replica] = self.given[replica] + 1
         self._held[replica][number] = identity
-        return replica, number, identity
+        return number
+
+    def next(self) -> tuple[int, int, int] | None:
+        """Hand out a batch: (replica, number, identity). None where none is `due`."""
+        if (due := self.due) is None:
+            return None
+        replica, identity = due
+        return replica, self.hand(replica, identity), identity
 
     def end(self, total: int) -> None:
         """There is no batch with an identity of ``total`` or above."""
@@ -100,7 +107,10 @@ class Handing:
     def spend(self, replica: int, number: int) -> list[int]:
         """All batches of a replica up to ``number`` are used; answers those not accounted for before, which now are."""
         self.spent[replica] = max(self.spent[replica], number)
-        return self._take(replica, [k for k in self._held[replica] if k <= number])
+        held, taken = self._held[replica], []
+        while held and (oldest := next(iter(held))) <= number:
+            taken.append(held.pop(oldest))
+        return taken
 
     def requeue(self, *identities: int) -> None:
         """Batches that were accounted for are to be used again, before new ones."""

@@ -26,31 +26,27 @@ class Retelling(Handing):
                 self._coming[replica].extend((at, identity) for identity in reversed(identities))
 
     @property
-    def replica(self) -> int | None:
-        """Whose turn it is."""
+    def due(self) -> tuple[int, int] | None:
+        """Whose turn it is, and what that one is handed."""
         for replica, coming in enumerate(self._coming):
             if coming and self.given[replica] - self.spent[replica] < self.depth and self._may_have(replica):
-                at = coming[-1][0]
+                at, identity = coming[-1]
                 if at <= self._open or replica in self._versions[at - 1]:
-                    return replica
+                    return replica, identity
         return None
 
     @property
     def identity(self) -> int | None:
-        """What that one is handed next."""
-        replica = self.replica
-        return None if replica is None else self._coming[replica][-1][1]
+        """What is handed out next; None where nobody may have a batch."""
+        return None if (due := self.due) is None else due[1]
 
-    def next(self) -> tuple[int, int, int] | None:
-        """Hand out a batch: (replica, number, identity)."""
-        replica = self.replica
-        if replica is None:
-            return None
-        _, identity = self._coming[replica].pop()
+    def hand(self, replica: int, identity: int) -> int:
+        """Hand out what is `due`."""
+        self._coming[replica].pop()
         self.new += 1  # counts, here
         number = self.given[replica] = self.given[replica] + 1
         self._held[replica][number] = identity
-        return replica, number, identity
+        return number
 
     def end(self, total: int) -> None:
         """There are no more batches, though there should be."""
