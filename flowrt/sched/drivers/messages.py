@@ -494,4 +494,4 @@ KINDS: tuple[type[Any], ...] = (
 
 # what makes messages of every step, of all their fields in order
 make_update, make_version, make_report = maker(Update), maker(NewVersion), maker(Report)
-make_allow, make_batch = maker(Allow), maker(Batch)
+make_allow, make_batch, make_order, make_applied = maker(Allow), maker(Batch), maker(ApplyOrder), maker(Applied)

@@ -32,6 +32,7 @@ from flowrt.sched.drivers.messages import (
     Ready,
     Report,
     Update,
+    make_order,
 )
 from flowrt.sched.policies import policy_from_data
 from flowrt.sched.server.reporting import Reporting
@@ -350,7 +351,7 @@ class Coordination:
 
     def _give_order(self, now: float) -> bool:
         """Give the order that is due, if one is."""
-        if not self._may_order():
+        if self._steady.waits or not self._may_order():
             return False
         replicas = self._steady.order(now)
         if replicas is None:
@@ -363,7 +364,7 @@ class Coordination:
 
     def order(self, version: int, replicas: tuple[int, ...]) -> ApplyOrder:
         """The order to apply the set of the open version."""
-        order = ApplyOrder(self._role.run, version, replicas, self.weights, self._steady.versions)
+        order = make_order(self._role.run, version, replicas, self.weights, self._steady.versions, (), ())
         if not self._role.keeps:
             return order
         was = dict(self._value.was)

@@ -33,6 +33,7 @@ from flowrt.sched.drivers.messages import (
     Seen,
     Update,
     Wants,
+    make_applied,
     make_version,
 )
 from flowrt.sched.drivers.way import Way, bundled, checked, unbundled
@@ -262,21 +263,19 @@ class Server:
 
     def _look(self, update: Update) -> None:
         """Keep an update, if its numbers are finite and it is what the variables are moved by."""
-        replica = update.replica
-        if not update.finite or not self._shard.expects(update.version, replica):
-            self._hold(update, (), update.finite)
-            return
-        try:
-            parts = unbundled(update.parts)
-            checked([parts[part] for part in self._expected], self._expected.values(), self._whose[replica])
-        except Exception as error:
-            self._fail(update.version, replica, error)
+        version, replica, finite, shard = update.version, update.replica, update.finite, self._shard
+        if not shard.expects(version, replica):
+            self._shard, verdict = shard.known(version, replica)
+        elif not finite:
+            self._shard, verdict = shard.keep(version, replica, (), finite)
         else:
-            self._hold(update, tuple(parts), True)
-
-    def _hold(self, update: Update, parts: Parts, finite: bool) -> None:
-        version, replica = update.version, update.replica
-        self._shard, verdict = self._shard.hold(version, replica, parts, finite)
+            try:
+                parts = unbundled(update.parts)
+                checked([parts[part] for part in self._expected], self._expected.values(), self._whose[replica])
+            except Exception as error:
+                self._fail(version, replica, error)
+                return
+            self._shard, verdict = shard.keep(version, replica, tuple(parts), finite)
         if verdict is Verdict.HELD:
             self._squares[replica] = update.square
         if verdict is not Verdict.LATE and not self.over:
@@ -367,11 +366,12 @@ class Server:
             self.broke = True
             self._give_back(version, error)
 
-        try:
-            checked(feeds, self._apply.plan.feeds, f"an update of {role.group!r}")
-        except Exception as error:
-            self._give_back(version, error)
-            return
+        if self._combiner is not None:  # else these are what came, and was checked
+            try:
+                checked(feeds, self._apply.plan.feeds, f"an update of {role.group!r}")
+            except Exception as error:
+                self._give_back(version, error)
+                return
         self._applying = self.way.compute(self._apply, feeds, context, applied, failed, at="server")
 
     def _give_back(self, version: int, error: BaseException) -> None:
@@ -382,7 +382,7 @@ class Server:
     def _say_applied(self, version: int) -> None:
         if self.coordination is None:
             self._publish(version + 1)  # server 0 does so once all have applied it, since it says who begins
-        self._say(Applied(self.role.run, self.role.server, version, self._square))
+        self._say(make_applied(self.role.run, self.role.server, version, self._square))
 
     # ── telling replicas ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -86,14 +86,18 @@ class Shard(Generic[Update]):
         that is not published here yet.
         """
         if not self.expects(version, replica):
-            return self._known(version, replica)
-        newest = replace(
-            self,
-            held=put(self.held, replica, update if finite else None),
-            computed=put(self.computed, replica, version),
-            refused=self.refused - {replica} if finite else self.refused | {replica},
-        )
-        return (newest, Verdict.HELD) if finite else (newest._count_refused(replica), Verdict.REFUSED)
+            return self.known(version, replica)
+        return self.keep(version, replica, update, finite)
+
+    def keep(self, version: int, replica: int, update: Update, finite: bool) -> tuple[Shard[Update], Verdict]:
+        """`hold` of an update that this `expects`."""
+        held, computed = put(self.held, replica, update if finite else None), put(self.computed, replica, version)
+        if finite:
+            refused = self.refused - {replica} if self.refused else self.refused
+            return replace(self, held=held, computed=computed, refused=refused), Verdict.HELD
+        counts = replace(self.counts, refused=put(self.counts.refused, replica, self.counts.refused[replica] + 1))
+        refused = self.refused | {replica}
+        return replace(self, held=held, computed=computed, refused=refused, counts=counts), Verdict.REFUSED
 
     def take(
         self, version: int, replicas: tuple[int, ...], versions: Sequence[int] = ()
@@ -109,9 +113,15 @@ class Shard(Generic[Update]):
             raise InternalError(f"version {version} is to be applied, this server is at {self.version}")
         if version < self.version or self.taken is not None:
             return self, None
-        chosen = sorted(zip(replicas, versions or (version,) * len(replicas), strict=True))
-        updates = tuple(self._update(replica, computed) for replica, computed in chosen)
-        return replace(self, taken=tuple(replica for replica, _ in chosen)), updates
+        updates, taken = [], []
+        for replica, computed in sorted(zip(replicas, versions or (version,) * len(replicas), strict=True)):
+            update = self.held[replica]
+            if update is None or self.computed[replica] != computed:
+                where = f"version {self.version}: replica {replica} is in the set"
+                raise InternalError(f"{where}, its update is not held here; it was computed from version {computed}")
+            updates.append(update)
+            taken.append(replica)
+        return replace(self, taken=tuple(taken)), tuple(updates)
 
     def applied(self, version: int) -> Shard[Update]:
         """The updates taken of ``version`` are in the variables: publish the next version and forget these.
@@ -150,25 +160,14 @@ class Shard(Generic[Update]):
         buffered = sum(update is not None for update in self.held)
         return replace(self.counts, version=self.version, buffered=buffered)
 
-    def _known(self, version: int, replica: int) -> tuple[Shard[Update], Verdict]:
-        """What an update comes to that is not news, or too late."""
+    def known(self, version: int, replica: int) -> tuple[Shard[Update], Verdict]:
+        """`hold` of an update that this does not expect: it is not news, or too late."""
         counts, newest = self.counts, version == self.computed[replica]
         if newest and replica in self.refused:
             return self, Verdict.REFUSED
         if newest and self.held[replica] is not None:
             return replace(self, counts=replace(counts, repeats=counts.repeats + 1)), Verdict.REPEAT
         return replace(self, counts=replace(counts, late=counts.late + 1)), Verdict.LATE
-
-    def _count_refused(self, replica: int) -> Shard[Update]:
-        refused = put(self.counts.refused, replica, self.counts.refused[replica] + 1)
-        return replace(self, counts=replace(self.counts, refused=refused))
-
-    def _update(self, replica: int, computed: int) -> Update:
-        update = self.held[replica]
-        if update is None or self.computed[replica] != computed:
-            where = f"version {self.version}: replica {replica} is in the set"
-            raise InternalError(f"{where}, its update is not held here; it was computed from version {computed}")
-        return update
 
     def _owed(self, version: int, done: str) -> tuple[int, ...]:
         if version != self.version or self.taken is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf, nan
+from operator import attrgetter, gt
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import GraphError
@@ -44,6 +45,7 @@ class SteadyVersion:
     square: float = nan
 
 
+_REPLICA = attrgetter("replica")
 _make_offer, _make_receipt, _make_made = maker(Offer), maker(Receipt), maker(SteadyVersion)
 
 
@@ -222,13 +224,20 @@ class Steady:
             answer = asking.decide(policy, self.replicas, tuple(offers), (), at - opened)
             if not isinstance(answer, Close):
                 return False
-            weights = asking.weights(policy, sorted(offers, key=lambda offer: offer.replica))
+            weights = asking.weights(policy, sorted(offers, key=_REPLICA))
         except GraphError:  # the coordinator comes upon it, too
             return False
         self._set = answer, weights, at
         return True
 
     # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def waits(self) -> bool:
+        """Whether no order is due for sure, as all goes as usual."""
+        if not (self._usual or self.usual):
+            return False
+        return self._set is None or self.ordered_at is not None or self.version >= self.allowed
 
     def allow(self, version: int) -> None:
         """As `Coordinator.allow`."""
@@ -239,9 +248,7 @@ class Steady:
         if not self.usual:
             self.of, replicas = self.told().order(now)
             return replicas
-        if self._set is None:
-            return None
-        if self.ordered_at is not None or self.version >= self.allowed:
+        if self.waits:
             return None
         self.ordered_at = now
         return tuple(range(self.replicas))
@@ -260,7 +267,7 @@ class Steady:
         """Note that ``server`` has applied the set of ``version``; what is to be reported once all have."""
         if self._set is not None and self.ordered_at is not None and version == self.version and not server:
             given = self._given or self._of.book.given
-            if all(number > spent for number, spent in zip(given, self._spent, strict=True)):
+            if all(map(gt, given, self._spent)):
                 return self._open_next(self._set, self.ordered_at, now)
         before = self.told()
         self.of = value = before.publish(server, version, now, square)
