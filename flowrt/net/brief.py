@@ -38,6 +38,9 @@ class Brief(NamedTuple):
     arrays: tuple[Any, ...]
 
 
+_make_brief = tuple.__new__  # in half the time of a call of the class
+
+
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -129,7 +132,7 @@ def decode_whole(data: memoryview, length: int, allocate: Allocate) -> tuple[Bri
                 np.copyto(arrays[-1], sent)
     except Exception:  # whatever it is, the survey says it by name
         return None
-    return Brief(header[_START.size : at], tuple(arrays)), end
+    return _make_brief(Brief, (header[_START.size : at], tuple(arrays))), end
 
 
 def _lengths(header: bytes) -> tuple[int, int]:
