@@ -463,6 +463,8 @@ class Master:
     async def _end(self, step: OpenStep) -> None:
         """Abort the step where it goes on, and wait for that, also if cancelled meanwhile."""
         step.aborted = True
+        if not step.waiting:  # as mostly
+            return
         suspects = self.suspects
         for task in sorted(step.waiting):
             if step.told:  # those that were not may have been sent values by those that were
