@@ -11,7 +11,6 @@ import numpy as np
 
 from flowrt.base import codec
 from flowrt.base.errors import ResourceError, SpecError
-from flowrt.base.valueclass import maker
 from flowrt.sched.drivers.tasks import sleep_until
 from flowrt.sched.host.host import RunContext
 
@@ -29,7 +28,9 @@ Send: TypeAlias = Callable[[str, str, Any], None]
 """How a message is posted to a task, or to the client of an epoch: see `rendezvous.Remote.post`."""
 Then: TypeAlias = "Callable[[list[Array]], None]"
 Failed: TypeAlias = Callable[[BaseException], None]
-_make_context: Callable[..., RunContext] = maker(RunContext)
+StepOf: TypeAlias = tuple[int, int, int]
+"""The step in which a replica computes a version, or, as one replica more, a server applies it: (version, replica, how
+many replicas there are)."""
 MOST, BUNDLE = 256, "bundle"  # values that a message holds as they are; what stands for more
 
 
@@ -72,15 +73,8 @@ class Way:
         else:
             self.striking.read(version, then)
 
-    def context(self, version: int, replica: int, replicas: int) -> RunContext:
-        """The step in which a replica computes ``version``, or, as one replica more, a server applies it.
-
-        What random ops draw depends on the version alone: the same when it is computed again.
-        """
-        return _make_context((self.origin, _step_number(self.run, version, replica, replicas)), version, self.seed)
-
     def compute(
-        self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed, at: str = ""
+        self, plan: Closed, feeds: Sequence[Array], step: StepOf, then: Then, failed: Failed, at: str = ""
     ) -> asyncio.Task[None] | None:
         """Call ``then`` with the plan's fetches, or ``failed``: before this returns, if the plan is short.
 
@@ -88,32 +82,36 @@ class Way:
         that place, if it is one, strike here.
         """
         if at and self.striking is not None:
-            self.striking.freeze(context.number)
-            if late := self.striking.seconds(context.number, at):
-                return self.tasks.start(self._compute(plan, feeds, context, then, failed, late))
+            self.striking.freeze(step[0])
+            if late := self.striking.seconds(step[0], at):
+                return self.tasks.start(self._compute(plan, feeds, step, then, failed, late))
         try:
-            fetches = plan.run_now(feeds, context.number)
+            fetches = plan.run_now(feeds, step[0])
         except Exception as error:
             failed(error)
             return None
         if fetches is None:
-            return self.tasks.start(self._compute(plan, feeds, context, then, failed))
+            return self.tasks.start(self._compute(plan, feeds, step, then, failed))
         then(fetches)
         return None
 
     async def _compute(
-        self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed, late: float = 0.0
+        self, plan: Closed, feeds: Sequence[Array], step: StepOf, then: Then, failed: Failed, late: float = 0.0
     ) -> None:
         try:
-            fetches = await self.run_plan(plan, feeds, context)
+            fetches = await self.run_plan(plan, feeds, step)
             await sleep_until(self.clock() + late, self.clock)
         except Exception as error:
             failed(error)
         else:
             then(fetches)
 
-    async def run_plan(self, plan: Closed, feeds: Sequence[Array], context: RunContext) -> list[Array]:
-        """The plan's fetches, as a step of its own."""
+    async def run_plan(self, plan: Closed, feeds: Sequence[Array], step: StepOf) -> list[Array]:
+        """The plan's fetches, as a step of its own.
+
+        What random ops draw depends on the version alone: the same when it is computed again.
+        """
+        context = RunContext((self.origin, _step_number(self.run, *step)), step[0], self.seed)
         try:
             return await plan.run(feeds, context)
         finally:

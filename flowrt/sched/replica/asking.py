@@ -63,13 +63,12 @@ class Asking:
             if not at_once:
                 self._name_all()
 
-        context = self._way.context(number, role.replica, role.replicas)
         try:
             feeds = checked(batch, self._plan.plan.feeds, f"replica {role.replica} of {role.group!r}")
         except Exception as error:
             self._failed(error)
             return
-        self._way.compute(self._plan, feeds, context, then, self._failed)
+        self._way.compute(self._plan, feeds, (number, role.replica, role.replicas), then, self._failed)
         at_once = False
 
     def _name(self, number: int, batch: Sequence[Any]) -> None:

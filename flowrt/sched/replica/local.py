@@ -69,10 +69,9 @@ class Rounds:
         """The fetches of a plan. ``number`` counts the replica's local steps: what random ops draw depends on it."""
         role = self._role
         feeds = checked(values, plan.plan.feeds, f"replica {role.replica} of {role.group!r}")
-        context = self._way.context(number, role.replica, role.replicas)
-        fetches = plan.run_now(feeds, context.number)
+        fetches = plan.run_now(feeds, number)
         if fetches is None:
-            return await self._way.run_plan(plan, feeds, context)
+            return await self._way.run_plan(plan, feeds, (number, role.replica, role.replicas))
         await asyncio.sleep(0)  # many short steps must not keep a newer version from being heard of
         return fetches
 

@@ -301,7 +301,6 @@ class Replica:
 
     def _compute(self, version: int, batch: Sequence[Any] | Unread) -> None:
         role, way = self.role, self.way
-        context = way.context(version, role.replica, role.replicas)
         try:
             feeds = checked(self._feeds(_read(batch)), self._tower.plan.feeds, self._whose)
         except Exception as error:
@@ -311,7 +310,7 @@ class Replica:
         self.task = way.compute(
             self._tower,
             feeds,
-            context,
+            (version, role.replica, role.replicas),
             lambda fetches: self._finish(version, fetches),
             lambda error: self._fail(version, error),
             at="compute",

@@ -151,14 +151,13 @@ class Follower:
             for member in range(members)
         ]
         feeds = [made if member < 0 else updates[member][part] for member, part in self.asked.applied]
-        context = self._way.context(self.version, 0, 0)
         self._busy = True
         try:
             checked(feeds, self._apply.plan.feeds, f"an update of {self.asked.group!r}")
         except Exception as error:
             self._failed(error)
             return
-        self._applying = self._way.compute(self._apply, feeds, context, self._applied, self._failed)
+        self._applying = self._way.compute(self._apply, feeds, (self.version, 0, 0), self._applied, self._failed)
 
     def _applied(self, _: Sequence[Array]) -> None:
         in_a_task, self._applying, self._busy = self._applying is not None, None, False

@@ -108,9 +108,8 @@ class Gathering:
         return rows
 
     async def _take_and_post(self, replica: int, version: int, number: int, feeds: Sequence[Array]) -> None:
-        context = self._way.context(version, replica, len(self._role.replicas))
         try:
-            rows = await self._way.run_plan(self._plan, feeds, context)
+            rows = await self._way.run_plan(self._plan, feeds, (version, replica, len(self._role.replicas)))
         except Exception as error:
             self._failed(version, replica, error)
         else:

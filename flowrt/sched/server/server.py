@@ -354,7 +354,7 @@ class Server:
         role = self.role
         made = np.asarray(version + 1, np.int64)
         feeds = [made if member < 0 else updates[member][part] for member, part in role.applied]
-        context = self.way.context(version, len(role.replicas), len(role.replicas))
+        step = version, len(role.replicas), len(role.replicas)
 
         def applied(_: Sequence[Array]) -> None:
             self._shard = self._shard.applied(version)
@@ -372,7 +372,7 @@ class Server:
             except Exception as error:
                 self._give_back(version, error)
                 return
-        self._applying = self.way.compute(self._apply, feeds, context, applied, failed, at="server")
+        self._applying = self.way.compute(self._apply, feeds, step, applied, failed, at="server")
 
     def _give_back(self, version: int, error: BaseException) -> None:
         """What was ordered of ``version`` is not applied; unless it `broke`, nothing of it is written."""
