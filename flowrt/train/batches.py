@@ -34,15 +34,11 @@ class Batches:
         self._names = frozenset(names)
         self._coming: AsyncIterator[Mapping[str, Any]] | None = None
         self._there: Iterator[Mapping[str, Any]] = iter(())
+        self.waits = isinstance(source, AsyncIterable)  # for the next batch, which is to be awaited
         if isinstance(source, AsyncIterable):
             self._coming = aiter(source)
         else:
             self._there = iter(source)
-
-    @property
-    def waits(self) -> bool:
-        """Whether the next batch has to be awaited."""
-        return self._coming is not None
 
     def next(self) -> Mapping[str, Any] | None:
         """The next batch, or None if there is none; raises `FeedError` if it has other names than expected."""
@@ -230,10 +226,11 @@ class Supply:
 
     def _end_filling(self, told: Callable[[], None]) -> None:
         """Send what was kept back, where there is nothing more that could go with it, and say so."""
-        if self.handing.identity is None:
-            for replica, number in enumerate(self.handing.given):
-                if number > self._sent[replica]:
-                    self._send(replica)
+        if self.handing.identity is not None:
+            return
+        for replica, number in enumerate(self.handing.given):
+            if number > self._sent[replica]:
+                self._send(replica)
         if self.over:
             told()
 

@@ -401,15 +401,18 @@ class Steps:
         rolled_back, self._rolled_back = self._rolled_back, None
         self._kept += len(kept)
         self._told = report.version + 1
-        others = {} if len(kept) == len(outcomes) else outcomes
+        nobody: tuple[int, ...] = ()
+        late, lost, refused = nobody, nobody, nobody
+        if len(kept) < len(outcomes):
+            late, lost, refused = (_those(outcomes, end) for end in (Outcome.LATE, Outcome.LOST, Outcome.REFUSED))
         step: StepReport = _make_report(
             report.version + 1,
             loss,
             dict(zip(self._trainer.towers[0].metrics, metrics, strict=True)),
             kept,
-            _those(others, Outcome.LATE),
-            _those(others, Outcome.LOST),
-            _those(others, Outcome.REFUSED),
+            late,
+            lost,
+            refused,
             report.seconds,
             report.why,
             tuple(stale.values()),

@@ -46,6 +46,7 @@ class Both:
 
     def order(self, now: float) -> bool:
         self.one, expected = self.one.order(now)
+        assert expected is None or not self.steady.waits
         replicas = self.steady.order(now)
         assert replicas == expected
         return replicas is not None
