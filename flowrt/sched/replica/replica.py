@@ -164,6 +164,8 @@ class Replica:
             if task != peer:
                 continue
             counts = bool(self._posted) and self._posted[server].version >= self._since
+            if counts and self.role.turn:  # until a server knows that it was begun again, it hears no update of it
+                self._see(server, self._at[server], waits=False)
             if counts:
                 self.way.post(task, self._posted[server])
             if not counts or self._posted[server].version < self._at[server]:

@@ -416,6 +416,7 @@ FOUND = {  # schedules that once failed
     "a server was lost as a run began that was to leave out another": (servers_freeze, 700814),
     "a server that was left out made a version that others had agreed was not made": (servers_freeze, 721687),
     "the last batches all went to one replica while the other one left": (replicas_come_and_go, 2000306),
+    "a replica that was begun again posted its update again, and not that it was": (replicas_return, 6130777),
     "a server never heard that it follows no more, and counted as empty": (servers_return_behind_steps, 6000399),
 }
 
