@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import FlowrtError
 from flowrt.finishing import to_the_end, together
 from flowrt.sched.drivers.following import Arrive, Caught, Follow, Lead, Unfollow
+from flowrt.sched.drivers.keeping import Prepare
 
 if TYPE_CHECKING:
     from flowrt.session.runners import Runner
@@ -56,6 +57,7 @@ class Following:
 
     async def _follow(self, guide: Guide) -> bool:
         leaders = [leading.task for leading in guide.leaders]
+        await self._prepare(guide)
         for ahead in AHEAD:
             version = await self._version(leaders) + ahead
             self._number, self._tasks = secrets.randbits(62), (self.task, *leaders)
@@ -66,7 +68,13 @@ class Following:
             if await self._are_led(guide, version):
                 return bool(await self._runner.command(self.task, Caught(self._number)))
             await self._unfollow()
+        await self._prepare(guide, on=False)
         return False
+
+    async def _prepare(self, guide: Guide, *, on: bool = True) -> None:
+        """Have those who lead have memory ready: what they tell is copied before it is written next."""
+        names = {leading.task: tuple([name for name, _ in leading.variables]) for leading in guide.leaders}
+        await together(self._runner.command(task, Prepare(known if on else ())) for task, known in names.items())
 
     async def _are_led(self, guide: Guide, version: int) -> bool:
         """Whether all lead from that version on, which none of them had left behind before it knew."""

@@ -25,6 +25,7 @@ from flowrt.checkpoints.manifest import File, Range
 from flowrt.checkpoints.shards import Written, bytes_of, check, read_into, write_shard
 from flowrt.checkpoints.stores import store_at
 from flowrt.sched.host.lanes import Lanes
+from flowrt.sched.host.segments import LARGE
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.tasks import Tasks
@@ -42,7 +43,10 @@ APPLYING_SECONDS = 1e-3  # between two looks whether updates are applied
 
 @valueclass
 class Prepare:
-    """Have memory ready for copies of variables ``names``, as they will soon be kept; answered when it is."""
+    """Have memory ready for copies of variables ``names``, as they will soon be kept; answered when it is.
+
+    Where there are none, what lies ready is let go.
+    """
 
     names: tuple[tuple[str, str], ...]
 
@@ -194,7 +198,11 @@ class Keeping:
 
     async def _prepare(self, asked: Prepare) -> None:
         host, known = self._host, self._host.inventory()
-        specs = {name: known[name] for name in asked.names if name in known}
+        specs = {name: known[name] for name in asked.names if name in known and known[name].nbytes >= LARGE}
+        if not asked.names:
+            self._let_spares_go()
+        if not specs:
+            return
         if not host.memory.room_for(sum(spec.nbytes for spec in specs.values())):
             return  # nor will there be for copies: writers will wait
         mine = self._preparing = object()

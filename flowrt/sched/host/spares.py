@@ -37,13 +37,8 @@ class Spares:
 
         This takes a while; the calling thread should be one that does nothing else.
         """
-        made = self._memory.apart(spec.concrete, spec.dtype)
-        touched = made.reshape(-1).view(np.uint8)
-        for start in range(0, 0 if has_own_slot(made) else made.nbytes, TOUCHED):  # a slot's pages are there
-            if not going():
-                return
-            touched[start : start + TOUCHED] = 0
-        if going():
+        made = touched(self._memory, spec, going)
+        if made is not None:
             self._ready[name] = made
 
     def copy(self, name: Name, array: Array) -> Array:
@@ -62,3 +57,17 @@ class Spares:
     def let_go(self) -> None:
         """Have nothing ready any more."""
         self._ready.clear()
+
+
+def touched(memory: Memory, spec: Spec, going: Callable[[], bool]) -> Array | None:
+    """Memory for a variable, all of whose pages are there; None where ``going`` does not say so to the end.
+
+    As for `Spares.make`, whose errors it raises.
+    """
+    made = memory.apart(spec.concrete, spec.dtype)
+    pages = made.reshape(-1).view(np.uint8)
+    for start in range(0, 0 if has_own_slot(made) else made.nbytes, TOUCHED):  # a slot's pages are there
+        if not going():
+            return None
+        pages[start : start + TOUCHED] = 0
+    return made if going() else None

@@ -48,6 +48,7 @@ class Followings:
                     self._epochs[follow] = epoch
                     apply = Closed(plans(asked.apply), asked.seed)
                     self._followers[follow] = Follower(asked, apply, way(asked, epoch))
+                await self._followers[follow].ready()
                 return None
             case Lead(follow):
                 if follow not in self._leaders:  # as above

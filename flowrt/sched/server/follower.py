@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
 from flowrt.checkpoints.shards import bytes_of
 from flowrt.sched.drivers.following import Follow, Had, Passed
 from flowrt.sched.drivers.way import checked, unbundled
+from flowrt.sched.host.lanes import Lanes
+from flowrt.sched.host.segments import LARGE
+from flowrt.sched.host.spares import touched
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.closed import Closed
@@ -36,8 +40,9 @@ NOTHING: frozenset[Any] = frozenset()
 class _Leader:
     """What one of those who lead has told."""
 
-    arrays: dict[Name, Array]
+    specs: dict[Name, Spec]
     nbytes: int
+    arrays: dict[Name, Array] = field(default_factory=dict)
     came: int = 0  # bytes of variables
     had: int = 0  # items that were used
     heard: int = 0  # items that came
@@ -71,9 +76,28 @@ class Follower:
         self._leaders: dict[str, _Leader] = {}
         for task, variables in zip(asked.leaders, asked.variables, strict=True):
             specs = {(container, name): Spec(dtype, tuple(dims)) for container, name, dtype, dims in variables}
-            memory = way.host.memory
-            arrays = {name: memory.lasting(spec.concrete, spec.dtype) for name, spec in specs.items()}
-            self._leaders[task] = _Leader(arrays, sum(array.nbytes for array in arrays.values()))
+            self._leaders[task] = _Leader(specs, sum(spec.nbytes for spec in specs.values()))
+        self._preparing = way.tasks.start(self._prepare())
+
+    async def ready(self) -> None:
+        """Wait until there is memory for all that comes, or it is given up."""
+        await asyncio.shield(self._preparing)
+
+    async def _prepare(self) -> None:
+        """Have memory for all that comes: made in a thread, as new memory takes longer than what comes into it."""
+        lane, memory = Lanes(1, "following"), self._way.host.memory
+        try:
+            for leader in self._leaders.values():
+                for name, spec in leader.specs.items():
+                    work = (touched, memory, spec, lambda: not self.over)
+                    made = await lane.run(*work) if spec.nbytes >= LARGE else touched(*work[1:])
+                    if made is None:
+                        return
+                    leader.arrays[name] = made
+        except (FlowrtError, MemoryError) as error:
+            self._failed(error)
+        finally:
+            lane.close()
 
     # ── what those who lead say ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -217,6 +241,7 @@ class Follower:
         if self.arrived:
             return
         self.close()
+        await self.ready()
         while (applying := self._applying) is not None and not applying.done():
             await asyncio.wait([applying])
         if self._whole:

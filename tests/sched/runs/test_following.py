@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.errors import ResourceError
 from flowrt.base.plan import PlanFeed
 from flowrt.base.spec import Spec
 from flowrt.sched.drivers.following import Follow, Had, Lead, Passed
+from flowrt.sched.drivers.tasks import Tasks
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.variables import Variables
-from flowrt.sched.server import leading
+from flowrt.sched.server import follower, leading
 from flowrt.sched.server.follower import Follower
 from flowrt.sched.server.leading import Leader
 
@@ -36,6 +38,7 @@ class Node:
         )
         self.way: Any = SimpleNamespace(
             host=host,
+            tasks=Tasks(),
             post=lambda peer, message: self.posted.append(message),
             context=lambda *of: None,
             compute=self.compute,
@@ -77,6 +80,10 @@ class World:
         self.leader = Leader(Lead(7, 1, B, (W, STEP), 3, (1,)), self.ahead.way)
         self.follower = Follower(follow, plan, self.behind.way)  # type: ignore[arg-type]
 
+    async def begin(self) -> None:
+        await self.follower.ready()
+        self.leader.reach(3)
+
     def step(self) -> None:
         update = np.full(5, 10.0**-self.version, np.float32)
         self.ahead.move(self.version + 1, update)
@@ -101,7 +108,7 @@ async def test_who_follows_holds_to_the_bit_what_others_do_that_go_on(monkeypatc
     monkeypatch.setattr(leading, "PIECE", 8)
     monkeypatch.setattr(leading, "WINDOW", 16)
     world = World()
-    world.leader.reach(3)
+    await world.begin()
     assert world.leader.begun.result()
     assert [message.number for message in world.ahead.posted] == [0, 1]
     world.step()
@@ -118,7 +125,7 @@ async def test_who_follows_holds_to_the_bit_what_others_do_that_go_on(monkeypatc
 async def test_what_is_lost_with_its_way_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leading, "PIECE", 8)
     world = World()
-    world.leader.reach(3)
+    await world.begin()
     for lost in range(8):
         world.step()
         told = world.ahead.told()
@@ -140,7 +147,7 @@ async def test_what_is_lost_with_its_way_is_told_again(monkeypatch: pytest.Monke
 async def test_who_lags_too_far_is_given_up_and_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leading, "LEAST_KEPT", 60)
     world = World()
-    world.leader.reach(3)
+    await world.begin()
     for _ in range(4):
         world.step()
     assert world.leader.over
@@ -150,6 +157,19 @@ async def test_who_lags_too_far_is_given_up_and_holds_nothing(monkeypatch: pytes
     await world.follower.end()
     assert not world.behind.variables.inventory()
     assert not any(isinstance(message, Had) for message in world.behind.told())
+
+
+async def test_who_has_no_memory_for_what_is_to_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*asked: Any) -> None:
+        raise ResourceError("no memory")
+
+    monkeypatch.setattr(follower, "touched", refuse)
+    world = World()
+    await world.begin()
+    world.exchange()
+    assert not await world.follower.caught()
+    await world.follower.end()
+    assert not world.behind.variables.inventory()
 
 
 async def test_nobody_leads_from_a_version_that_is_over_or_while_others_write() -> None:
