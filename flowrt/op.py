@@ -26,6 +26,8 @@ from flowrt.base.tracebacks import brief, shorten
 from flowrt.base.traits import TRAITS, Stated, Traits
 
 if TYPE_CHECKING:
+    from types import EllipsisType
+
     from flowrt.base.alike import Known, Roles
     from flowrt.base.attributes import Attr
 
@@ -171,7 +173,7 @@ class Op:
         name: str | None = None,
         core: int = 0,
         widens: bool = False,
-        gradient: Callable[..., Sequence[Any]] | None = None,
+        gradient: Callable[..., Sequence[Any]] | EllipsisType | None = ...,
         **stated: Unpack[Stated],
     ) -> None:
         self.name = name or infer.__name__
@@ -189,11 +191,11 @@ class Op:
         self.widens = widens  # where a number beyond what the promoted inputs' dtype holds makes it wider
         self.traits = Traits(**stated)
         self._multiplies = self.traits.contraction is not None
-        self.differentiable = True
+        self.differentiable = gradient is not None
         self.absent_gradients = (
             False  # whether the rule is given None, not zeros, for outputs that nothing came back to
         )
-        self.gradient_rule = gradient
+        self.gradient_rule = None if gradient is ... else gradient
         self._infer = infer
         self._placed = [p.name for p in self.parameters if p.placed]
         self._defaults = {p.name: p.default for p in self.parameters if p.default is not inspect.Parameter.empty}
@@ -396,7 +398,7 @@ def register(
     name: str | None = None,
     core: int = 0,
     widens: bool = False,
-    gradient: Callable[..., Sequence[Any]] | None = None,
+    gradient: Callable[..., Sequence[Any]] | EllipsisType | None = ...,
     **stated: Unpack[Stated],
 ) -> Any:
     """What the decorator `flowrt.op` does: make ``infer`` an op of the registry.
@@ -405,8 +407,9 @@ def register(
     their inputs; an ``effect`` waits on the event loop and has no kernel. ``name`` is for an op behind a function that
     bears its name and brings arguments into one form first. ``core`` counts the last axes of each input that do not
     broadcast (NumPy's core dimensions). An op that ``widens`` takes numbers that the common dtype cannot hold: of use
-    where the result is of another. ``gradient`` is its rule, where that is one expression: see `Op.gradient`. What else
-    is ``stated`` are its `Traits`, which passes and the scheduler ask for.
+    where the result is of another. ``gradient`` is its rule, where that is one expression (see `Op.gradient`), or None
+    where no derivative flows through it. What else is ``stated`` are its `Traits`, which passes and the scheduler ask
+    for.
     """
 
     def enter(fn: Callable[..., Any]) -> Op:

@@ -20,6 +20,7 @@ To callers it is a tensor, a variable, an array, a number or a list of these, fo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import EllipsisType
     from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
     from flowrt.base.traits import Stated
@@ -84,7 +85,7 @@ if TYPE_CHECKING:
             name: str | None = None,
             core: int = 0,
             widens: bool = False,
-            gradient: Callable[..., Sequence[Any]] | None = None,
+            gradient: Callable[..., Sequence[Any]] | EllipsisType | None = ...,
             **stated: Unpack[Stated],
         ) -> Registering: ...
 

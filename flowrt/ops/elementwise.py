@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.spec import Spec
-from flowrt.op import no_gradient
 from flowrt.ops.comparison import equal, greater, less
 from flowrt.ops.inference import as_float, broadcast, carry, carry_each, merged
 from flowrt.typed import op
@@ -101,8 +100,7 @@ def divide_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return dy / b, negative(dy * node.outputs[0] / b)
 
 
-@no_gradient
-@op(promote=True)
+@op(promote=True, gradient=None)
 def floor_divide(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """The largest integer not above ``a / b``. An integer divided by zero is 0."""
     out = _both(_numbers("the quotient", a), b)
@@ -181,8 +179,7 @@ def negative(x: Operand, *, name: str | None = None) -> Result:
     return carry_each(_numbers("the negative", x).without_value(), lambda n: -n, x)
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def sign(x: Operand, *, name: str | None = None) -> Result:
     """-1, 0 or 1, as ``x`` is negative, zero or positive; NaN stays NaN."""
     return _numbers("the sign", x).without_value()
@@ -284,22 +281,19 @@ def relu(x: Operand, *, name: str | None = None) -> Result:
     return _numbers("relu", x).without_value()
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def floor(x: Operand, *, name: str | None = None) -> Result:
     """The largest integer not above ``x``, of the same dtype."""
     return x.without_value()
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def ceil(x: Operand, *, name: str | None = None) -> Result:
     """The smallest integer not below ``x``, of the same dtype."""
     return x.without_value()
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def round(x: Operand, *, name: str | None = None) -> Result:
     """The integer nearest to ``x``, of the same dtype; halves go to the even neighbour."""
     return x.without_value()

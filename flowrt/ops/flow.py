@@ -10,7 +10,7 @@ from flowrt.base.locating import fitting
 from flowrt.base.spec import Spec
 from flowrt.base.traits import Arranged
 from flowrt.graph import as_node, control_dependencies, current_graph
-from flowrt.op import building, no_gradient
+from flowrt.op import building
 from flowrt.ops.comparison import equal
 from flowrt.typed import op
 
@@ -39,15 +39,13 @@ def identity(x: Operand, *, name: str | None = None) -> Result:
     return x
 
 
-@no_gradient
-@op(view=Arranged.RESHAPED)
+@op(view=Arranged.RESHAPED, gradient=None)
 def stop_gradient(x: Operand, *, name: str | None = None) -> Result:
     """``x`` itself, as a constant to `flowrt.gradients`."""
     return x
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def no_op(*, name: str | None = None) -> None:
     """Nothing; control dependencies give it a place."""
 
@@ -123,8 +121,7 @@ def next_iteration(x: Operand, *, name: str | None = None) -> Result:
     return x.without_value()
 
 
-@no_gradient
-@op(view=Arranged.RESHAPED)
+@op(view=Arranged.RESHAPED, gradient=None)
 def loop_cond(pred: Operand, *, name: str | None = None) -> Result:
     """The bool scalar ``pred``, which says whether a frame goes on."""
     if pred.dtype != bool or pred.dims not in (None, ()):
@@ -132,29 +129,25 @@ def loop_cond(pred: Operand, *, name: str | None = None) -> Result:
     return pred.without_value()
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def no_rows(*, dtype: DType, shape: Any) -> Result:
     """A stack of rows of that dtype and shape, without any; put in where loops are taken apart."""
     return Spec(dtype, None if shape is None else (None, *shape))
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def append_row(rows: Operand, row: Operand) -> Result:
     """The stack ``rows`` and, after them, ``row``; put in where loops are taken apart."""
     return _any_number(rows)
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def append_rows(rows: Operand, more: Operand, count: Operand) -> Result:
     """The stack ``rows`` and, after them, the first ``count`` rows of ``more``; put in where loops are taken apart."""
     return _any_number(rows)
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def stack_rows(rows: Operand, length: Operand, *, reverse: bool) -> Result:
     """A stack as a tensor of ``length`` rows, zeros behind those there are; from the last to the first in ``reverse``.
 
@@ -167,21 +160,18 @@ def _any_number(rows: Spec) -> Spec:
     return Spec(rows.dtype, None if rows.dims is None else (None, *rows.dims[1:]))
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def bring(x: Operand) -> Result:
     """``x`` in the memory of the device that this is on; put in where a step is split over devices of one task."""
     return x.without_value()
 
 
-@no_gradient
-@op(effect=True)
+@op(effect=True, gradient=None)
 def send(x: Operand, *, edge: int, peer: str) -> None:
     """Hand ``x`` to whoever receives ``edge`` on ``peer``; put in where a graph is split over devices."""
 
 
-@no_gradient
-@op(effect=True)
+@op(effect=True, gradient=None)
 def recv(*, edge: int, peer: str, dtype: DType, shape: Any) -> Result:
     """The tensor that ``peer`` sends on ``edge``; put in where a graph is split over devices."""
     return Spec(dtype, shape)

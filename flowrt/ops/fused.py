@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import NAMES
-from flowrt.op import lookup, no_gradient
+from flowrt.op import lookup
 from flowrt.typed import op
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 FusedMember: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Attr], ...]]"
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def fused(values: Sequence[Operand], *, members: Any, results: Any) -> tuple[Result, ...]:
     """The ``results`` of the program ``members`` on ``values``."""
     specs = infer_members(values, members)
@@ -46,8 +45,7 @@ def infer_members(values: Sequence[Spec], members: Sequence[FusedMember]) -> lis
     return specs
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def with_epilogue(
     values: Sequence[Operand], *, product: Any, epilogue: Any, taken: Any, kept: bool
 ) -> tuple[Result, ...]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.spec import Spec, normal_axes
-from flowrt.op import no_gradient
 from flowrt.ops.elementwise import astype
 from flowrt.ops.inference import described, filled
 from flowrt.ops.reduce import max as max_
@@ -67,8 +66,7 @@ def take_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return scatter_add(dy, indices, shape_of(x), axis), None
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def bag(x: Operand, indices: Operand, axes: int, mean: bool) -> Result:
     """`take` of rows, summed or averaged over the last ``axes`` axes of ``indices``: what a pass makes of the two.
 
@@ -120,8 +118,7 @@ def segment_sum(x: Operand, segment_ids: Operand, num_segments: Operand | None =
     return scatter_add(x, segment_ids, concat([astype([rows], inner.dtype), inner]))
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def one_hot(indices: Operand, depth: int, dtype: DType = "float32", *, name: str | None = None) -> Result:
     """A last axis of ``depth`` entries: 1 at the index, else 0. An index out of range makes zeros only."""
     _indices(indices)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import Shape, Spec
 from flowrt.base.traits import Contraction
-from flowrt.op import no_gradient
 from flowrt.ops.inference import broadcast
 from flowrt.ops.precision import as_product
 from flowrt.ops.shape import expand_dims, reshape, squeeze
@@ -93,8 +92,7 @@ def _matmul_grad(node: Node, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Any, ...
     return squeeze(da, -2) if row else da, squeeze(db, -1) if column else db
 
 
-@no_gradient
-@op(contraction=Contraction())
+@op(contraction=Contraction(), gradient=None)
 def matmul_bias(
     a: Operand, b: Operand, bias: Operand, transpose_a: bool = False, transpose_b: bool = False, activation: str = ""
 ) -> Result:

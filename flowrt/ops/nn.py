@@ -13,7 +13,6 @@ from flowrt.base.familiar import answering
 from flowrt.base.locating import located
 from flowrt.base.spec import Shape, Spec, normal_axes, pair, sliding
 from flowrt.base.traits import Contraction
-from flowrt.op import no_gradient
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged
@@ -120,8 +119,7 @@ def conv2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
         return conv2d_input_grad(dy, filters, shape_of(x), *how), conv2d_filter_grad(x, dy, shape_of(filters), *how)
 
 
-@no_gradient
-@op(contraction=Contraction())
+@op(contraction=Contraction(), gradient=None)
 def conv2d_bias(
     x: Operand,
     filters: Operand,

@@ -16,7 +16,7 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.spec import Spec
-from flowrt.op import no_gradient, rounding
+from flowrt.op import rounding
 from flowrt.typed import op
 
 if TYPE_CHECKING:
@@ -41,15 +41,13 @@ def _of_bits(bits: Spec) -> Spec:
     return Spec("float32", bits.dims)
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def narrow_bfloat16(x: Operand) -> Result:
     """The bits of the nearest bfloat16, of two the even one."""
     return _as_bits(x)
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def narrow_float16(x: Operand) -> Result:
     """The bits of the nearest float16, of two the even one; what is too large is infinite."""
     return _as_bits(x)

@@ -14,7 +14,7 @@ from flowrt.base.locating import located
 from flowrt.base.spec import Spec, as_dtype, as_shape
 from flowrt.base.tracebacks import brief
 from flowrt.graph import Graph, Resource, container, current_graph, current_scope, device
-from flowrt.op import building, no_gradient
+from flowrt.op import building
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import of_dtype
 from flowrt.typed import op
@@ -36,8 +36,7 @@ def queue_specs(dtypes: Sequence[str], shapes: Any) -> tuple[Spec, ...]:
     return tuple(Spec(d, s) for d, s in zip(dtypes, each, strict=True))
 
 
-@no_gradient
-@op(effect=True, stateful=True)
+@op(effect=True, stateful=True, gradient=None)
 def enqueue(
     values: Sequence[Operand], *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
 ) -> None:
@@ -45,8 +44,7 @@ def enqueue(
     _check_components(values, queue_specs(dtypes, shapes), resource)
 
 
-@no_gradient
-@op(effect=True, stateful=True)
+@op(effect=True, stateful=True, gradient=None)
 def enqueue_many(
     values: Sequence[Operand], *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
 ) -> None:
@@ -66,8 +64,7 @@ def _check_components(values: Sequence[Spec], specs: Sequence[Spec], resource: s
         raise SpecError(f"the queue {resource!r} takes ({held}), not ({given})")
 
 
-@no_gradient
-@op(effect=True, stateful=True)
+@op(effect=True, stateful=True, gradient=None)
 def dequeue(
     *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
 ) -> tuple[Result, ...]:
@@ -75,8 +72,7 @@ def dequeue(
     return queue_specs(dtypes, shapes)
 
 
-@no_gradient
-@op(effect=True, stateful=True)
+@op(effect=True, stateful=True, gradient=None)
 def dequeue_many(
     n: Operand, *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
 ) -> tuple[Result, ...]:
@@ -85,8 +81,7 @@ def dequeue_many(
     return tuple(Spec(s.dtype, (n.value, *s.shape)) for s in queue_specs(dtypes, shapes))
 
 
-@no_gradient
-@op(effect=True, stateful=True)
+@op(effect=True, stateful=True, gradient=None)
 def dequeue_up_to(
     n: Operand, *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
 ) -> tuple[Result, ...]:
@@ -104,15 +99,13 @@ def _check_count(n: Spec, shapes: Any, resource: str) -> None:
         raise SpecError(f"the queue {resource!r} cannot stack elements of unknown shapes; create it with shapes=")
 
 
-@no_gradient
-@op(effect=True, stateful=True)
+@op(effect=True, stateful=True, gradient=None)
 def queue_size(*, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any) -> Result:
     """The number of elements waiting, an int64 scalar."""
     return Spec("int64", ())
 
 
-@no_gradient
-@op(effect=True, stateful=True)
+@op(effect=True, stateful=True, gradient=None)
 def queue_close(
     *,
     resource: str,

@@ -20,7 +20,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import located
 from flowrt.graph import Graph
-from flowrt.op import as_value, builder_for, no_gradient
+from flowrt.op import as_value, builder_for
 from flowrt.ops.inference import filled
 from flowrt.ops.shape import expand_dims, stack
 from flowrt.typed import op
@@ -46,8 +46,7 @@ def _sampled(dtype: DType, shape: Spec, iterations: Spec) -> Spec:
     return out
 
 
-@no_gradient
-@op(stateful=True)
+@op(stateful=True, gradient=None)
 def random_normal(
     shape: Operand,
     iterations: Operand,
@@ -64,8 +63,7 @@ def random_normal(
     return _sampled(dtype, shape, iterations)
 
 
-@no_gradient
-@op(stateful=True)
+@op(stateful=True, gradient=None)
 def random_uniform(
     shape: Operand,
     iterations: Operand,

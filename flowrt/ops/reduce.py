@@ -17,7 +17,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import fitting, located
 from flowrt.base.spec import Shape, Spec, normal_axes
 from flowrt.base.traits import Arranged, Reduction
-from flowrt.op import no_gradient, whole
+from flowrt.op import whole
 from flowrt.ops.comparison import equal, isfinite
 from flowrt.ops.elementwise import add, astype, divide, exp, log, sqrt, square, subtract, where
 from flowrt.ops.flow import stop_gradient
@@ -141,29 +141,25 @@ def prod_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (where(counted, rest * _spread_like(dy, node), 0),)
 
 
-@no_gradient
-@op(reduction=Reduction("logical_or"))
+@op(reduction=Reduction("logical_or"), gradient=None)
 def any(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Whether any entry over ``axis`` is true (not zero)."""
     return Spec("bool", reduced(x, axis, keepdims))
 
 
-@no_gradient
-@op(reduction=Reduction("logical_and"))
+@op(reduction=Reduction("logical_and"), gradient=None)
 def all(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Whether every entry over ``axis`` is true (not zero)."""
     return Spec("bool", reduced(x, axis, keepdims))
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def argmax(x: Operand, axis: int | None = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Where the first largest entry (or NaN) is along ``axis``; in the flattened tensor if that is None."""
     return _position(x, axis, keepdims)
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def argmin(x: Operand, axis: int | None = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Where the first smallest entry (or NaN) is along ``axis``; in the flattened tensor if that is None."""
     return _position(x, axis, keepdims)

@@ -25,7 +25,6 @@ from flowrt.base.partitioning import padded_room
 from flowrt.base.spec import Spec
 from flowrt.base.traits import Elsewhere
 from flowrt.graph import TensorOperators
-from flowrt.op import no_gradient
 from flowrt.ops.elementwise import astype
 from flowrt.ops.index import take
 from flowrt.ops.inference import described
@@ -46,8 +45,7 @@ __all__ = [
 ]
 
 
-@no_gradient
-@op(elsewhere=Elsewhere.AGAIN)
+@op(elsewhere=Elsewhere.AGAIN, gradient=None)
 def route_rows(
     indices: Operand, bounds: Operand, wraps: bool = True, padded: bool = False, again: bool = False
 ) -> tuple[Result, Result, Result, Result]:
@@ -120,8 +118,7 @@ def join_parts_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return *(part_of(dy, starts, part) for part in range(len(parts))), None, None
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def take_parts(tables: Sequence[Operand], indices: Operand, bounds: Any) -> Result:
     """`take` of rows of the table whose rows from ``bounds[i]`` up to the next are those of ``tables[i]``.
 
@@ -140,8 +137,7 @@ def take_parts(tables: Sequence[Operand], indices: Operand, bounds: Any) -> Resu
     return Spec(tables[0].dtype, (indices.shape[0], *tables[0].shape[1:]))
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def group_part(starts: Operand, found: Operand, order: Operand, back: Operand, part: int, size: int) -> Result:
     """`group_rows` of one part's indices, of ``size`` rows, out of what `route_rows` answers of all of them.
 
@@ -155,8 +151,7 @@ def group_part(starts: Operand, found: Operand, order: Operand, back: Operand, p
     return Spec("int32" if size < 1 << 31 else "int64", (None if count is None else 3 * count + 2,))
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def last_places(indices: Operand, size: Operand) -> Result:
     """For each number below ``size``, an integer scalar, the last place among ``indices`` where it stands: int64.
 

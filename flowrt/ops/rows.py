@@ -16,7 +16,6 @@ import numpy as np
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import Spec, normal_axes
 from flowrt.base.traits import VariableUpdate
-from flowrt.op import no_gradient
 from flowrt.ops.elementwise import astype
 from flowrt.ops.reduce import spread
 from flowrt.ops.shape import concat, reshape, stack
@@ -54,7 +53,7 @@ def _row_write(name: str, meaning: str, by: str | None = None) -> Op:
         _check(values, groups, settings, resource, Spec(dtype, shape))
 
     write.__doc__ = meaning
-    return no_gradient(op(name=name, stateful=True, update=VariableUpdate(by, rows=True))(write))
+    return op(name=name, stateful=True, update=VariableUpdate(by, rows=True), gradient=None)(write)
 
 
 add_rows = _row_write("add_rows", "Add the values, times the first of the settings, to the rows.", by="add")

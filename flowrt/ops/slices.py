@@ -16,7 +16,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.spec import Spec, as_shape
 from flowrt.graph import TensorOperators
-from flowrt.op import REGISTRY, as_value, no_gradient
+from flowrt.op import REGISTRY, as_value
 from flowrt.ops.inference import described
 from flowrt.typed import op
 
@@ -98,8 +98,7 @@ def sum_slices(slices: Sequence[IndexedSlices]) -> IndexedSlices:
     return IndexedSlices(join(values), join(indices), slices[0].shape)
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def group_rows(indices: Operand, values: Operand, size: int, *, name: str | None = None) -> Result:
     """Which of n ``indices`` into ``size`` rows are equal: one vector of 3 n + 2 numbers that row kernels read.
 
@@ -116,8 +115,7 @@ def group_rows(indices: Operand, values: Operand, size: int, *, name: str | None
     return Spec("int32" if size < 1 << 31 else "int64", (None if count is None else 3 * count + 2,))
 
 
-@no_gradient
-@op
+@op(gradient=None)
 def sum_rows(values: Operand, groups: Operand) -> Result:
     """The sum of the ``values`` of each row of ``groups`` (see `group_rows`), then zeros: [n, ...] for n indices."""
     check_groups(values, groups)

@@ -23,7 +23,7 @@ from flowrt.base.spec import NAMES, Spec, as_dtype
 from flowrt.base.tracebacks import brief
 from flowrt.base.traits import VariableUpdate
 from flowrt.graph import Graph, Resource, TensorOperators, as_node, beside, current_graph, current_scope, scoped
-from flowrt.op import active_builder, as_value, building, no_gradient
+from flowrt.op import active_builder, as_value, building
 from flowrt.ops.elementwise import astype, where
 from flowrt.ops.flow import group
 from flowrt.ops.routing import looked_up, split_slices
@@ -60,15 +60,13 @@ def _check_written(value: Spec, resource: str, dtype: DType, shape: Any) -> None
         raise SpecError(f"the variable {resource!r} holds {held}, not {value}")
 
 
-@no_gradient
-@op(stateful=True, update=VariableUpdate())
+@op(stateful=True, update=VariableUpdate(), gradient=None)
 def assign(value: Operand, *, resource: str, container: str, dtype: DType, shape: Any, name: str | None = None) -> None:
     """Make ``value`` the variable's."""
     _check_written(value, resource, dtype, shape)
 
 
-@no_gradient
-@op(stateful=True, update=VariableUpdate("add"))
+@op(stateful=True, update=VariableUpdate("add"), gradient=None)
 def assign_add(
     value: Operand, *, resource: str, container: str, dtype: DType, shape: Any, name: str | None = None
 ) -> None:
@@ -76,8 +74,7 @@ def assign_add(
     _check_written(value, resource, dtype, shape)
 
 
-@no_gradient
-@op(stateful=True, update=VariableUpdate("subtract"))
+@op(stateful=True, update=VariableUpdate("subtract"), gradient=None)
 def assign_sub(
     value: Operand, *, resource: str, container: str, dtype: DType, shape: Any, name: str | None = None
 ) -> None:

@@ -370,6 +370,10 @@ def test_a_gradient_of_one_expression_may_be_stated_with_the_op() -> None:
     def thrice(x: fr.Operand) -> fr.Result:
         return x
 
+    @fr.op(name="apart", gradient=None)
+    def apart(x: fr.Operand) -> fr.Result:
+        return x
+
     @fr.kernel("thrice", on="cpu")
     def thrice_kernel(x: Any, out: Any) -> None:
         for i in range(x.shape[0]):
@@ -380,6 +384,7 @@ def test_a_gradient_of_one_expression_may_be_stated_with_the_op() -> None:
         x = fr.placeholder("float32", (2, 2))
         y = thrice(x)
         (slope,) = fr.gradients(y, [x])
+        assert fr.gradients(apart(x), [x]) == [None]
     with fr.BlockingSession(graph) as session:
         tripled, found = session.run([y, slope], {x: X})
     assert np.array_equal(tripled, 3 * X)
