@@ -71,10 +71,29 @@ PAGES = {
         fr.silu(x): swish
         fr.nn.NAME: softmax log_softmax conv2d max_pool2d avg_pool2d batch_norm layer_norm dropout lstm embedding_lookup
         fr.nn.NAME: softmax_cross_entropy sigmoid_cross_entropy bias_add moments
-        fr.random.normal(shape): randn random_normal
-        fr.random.uniform(shape): rand random_uniform
+        fr.nn.max_pool2d(x, window): max_pool MaxPool2d
+        fr.nn.avg_pool2d(x, window): avg_pool AvgPool2d
+        fr.nn.conv2d(x, filters): conv Conv2d Conv2D
+        fr.nn.lstm(x, h, c, w_x, w_h, bias): LSTM
+        fr.nn.softmax_cross_entropy(logits, labels): cross_entropy nll_loss
+        fr.nn.sigmoid_cross_entropy(logits, labels): binary_cross_entropy
+        fr.mean(fr.square(a - b)): mse_loss
+        fr.mean(fr.abs(a - b)): l1_loss
+        fr.matmul(x, w) + b: linear Linear dense Dense
+        fr.abs(a - b) <= limit: isclose
+        fr.all(fr.abs(a - b) <= limit): allclose
+        fr.sum(fr.astype(x != 0, "int64"), axis): count_nonzero
+        fr.where(x < 0, fr.ceil(x), fr.floor(x)): trunc
+        fr.logsumexp(fr.stack([a, b]), 0): logaddexp
+        a + weight * (b - a): lerp
+        x[1:] - x[:-1]: diff
+        x[start:stop]: narrow
+        x * (np.pi / 180): deg2rad radians
+        fr.random.normal(shape): randn random_normal normal random_normal_initializer
+        fr.random.uniform(shape): rand random_uniform uniform random_uniform_initializer
+        fr.random.uniform(shape) < p: bernoulli
         fr.gradients(ys, xs): grad gradient GradientTape value_and_grad vjp autograd backward
-        fr.stop_gradient(x): no_grad
+        fr.stop_gradient(x): no_grad detach
         fr.map_fn(fn, xs): vmap vectorized_map map
         fr.while_loop(condition, body, loop_vars): fori_loop
         fr.case(pairs): switch_case
@@ -84,12 +103,20 @@ PAGES = {
         fr.full(shape, value): fill
         fr.name_scope(name): variable_scope named_scope
         fr.Session(graph): run InteractiveSession
+        nothing, for fr.Session(graph) starts variables: global_variables_initializer initialize_all_variables
+        with fr.Graph() as graph: get_default_graph reset_default_graph
+        fr.placeholder(dtype, shape): placeholder_with_default
+        fr.Options: ConfigProto
+        fr.op: py_function py_func numpy_function
+        fr.astype(x, "float32"): to_float
+        fr.astype(x, "int32"): to_int32
         fr.FIFOQueue(capacity, dtypes): Queue
         fr.Variable(initial): Parameter get_variable
         fr.Checkpoints(url): save load Checkpoint CheckpointManager Saver
         fr.LocalCluster(worker=n): Server
         fr.train.Replicated: pmap distribute DataParallel
         fr.optim.NAME: SGD Momentum AdaGrad RMSProp Adam AdamW clip_by_global_norm
+        fr.optim.clip_by_global_norm(gradients, limit): clip_by_norm global_norm
         fr.Session(graph).compile(fetches, feeds): function jit compile
         fr.Graph: Sequential Module Model
         fr.mixed_precision(dtype): autocast amp mixed_precision_policy
