@@ -28,17 +28,17 @@ def main(about: str, cases: Mapping[str, Case], piece: str = "turn", heading: st
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(cases)}")
     said = [f"{this_machine.describe()}.", f"Peers: {versions()}. Ratios are the peer's time over flowrt's."]
     print("\n".join(said), flush=True)
-    results = {}
+    settings = f"Every side on {a.threads} threads; {a.rounds} rounds of {a.seconds} s."
+    columns = f"| case | flowrt, per {piece} | peers: ratio (of rounds) |"
     for name in a.cases or cases:
         try:
-            results[name] = run_case(cases[name], a.threads, a.rounds, a.seconds)
-            print(line(results[name], piece), flush=True)
+            result = run_case(cases[name], a.threads, a.rounds, a.seconds)
         except Failed as why:
             print(f"{name}: flowrt's side failed: {why}", flush=True)
-    if heading and a.write:
-        settings = f"Every side on {a.threads} threads; {a.rounds} rounds of {a.seconds} s."
-        rows = {name: row(result) for name, result in results.items()}
-        section.put_rows(heading, [*said, settings], f"| case | flowrt, per {piece} | peers: ratio (of rounds) |", rows)
+            continue
+        print(line(result, piece), flush=True)
+        if heading and a.write:  # at once: what ends the program early leaves what was measured
+            section.put_rows(heading, [*said, settings], columns, {name: row(result)})
 
 
 def row(result: Result) -> str:

@@ -126,18 +126,16 @@ def main() -> None:
     given = parser.parse_args()
     about = [
         f"{this_machine.describe()}.",
-        f"Peers: {versions('jax', 'tf')}. {given.rounds} rounds; see perf/building.py.",
+        f"Peers: {versions('jax', 'tf')}. Made by `python perf/building.py --write`.",
     ]
     print("\n".join([*about, "", COLUMNS]), flush=True)
     sides = [side for side in given.sides if home(side).exists()]
-    found = {}
     for program in given.programs:
         sizes = [size for size in given.sizes if size <= LARGEST[program]]
         for what, row in rows(program, sides, sizes, given.rounds, given.patience):
             print(row, flush=True)
-            found[what] = row
-    if given.write:
-        section.put_rows(HEADING, about, COLUMNS, found)
+            if given.write:  # at once: what ends the program early leaves what was measured
+                section.put_rows(HEADING, about, COLUMNS, {what: row})
 
 
 if __name__ == "__main__":

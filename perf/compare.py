@@ -469,11 +469,12 @@ def main() -> None:
                 results.append(run_case(case, a.threads, a.rounds, a.seconds))
             except Failed as why:
                 print(f"{case.name}: flowrt's side failed: {why}", flush=True)
+                continue
+            if a.write and a.cases:  # at once: what ends the program early leaves what was measured
+                about = [*settings.splitlines(), "Made by `python perf/compare.py CASES --write`."]
+                put_rows(CHOSEN, about, COLUMNS, {case.what: row(results[-1])})
     print("\n".join(table(results)))
-    if a.write and a.cases:
-        about = [*settings.splitlines(), "Made by `python perf/compare.py CASES --write`."]
-        put_rows(CHOSEN, about, COLUMNS, {result.case.what: row(result) for result in results})
-    elif a.write:
+    if a.write and not a.cases:
         PAGE.write_text("\n".join([page(results, settings), *filter(None, [others()])]), encoding="utf-8")
 
 
