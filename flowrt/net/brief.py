@@ -62,7 +62,7 @@ def tail(arrays: Sequence[Any], limits: Limits = FRAME) -> Tail | None:
     if len(arrays) > limits.arrays or nbytes > limits.array_bytes:
         return None
     if nbytes <= _JOINED:
-        return len(arrays), len(table), b"".join([table, *[array.tobytes() for array in arrays]]), []
+        return len(arrays), len(table), b"".join([table, *map(np.ndarray.tobytes, arrays)]), []
     return len(arrays), len(table), table, [*map(codec.bytes_of, arrays)]
 
 

@@ -141,11 +141,14 @@ def checked(values: Sequence[Any], feeds: Iterable[PlanFeed], whose: str) -> lis
     Raises `ResourceError` where there was no memory to receive one, and `SpecError` for what does not fit.
     """
     for value, feed in zip(values, feeds, strict=True):
+        spec = feed.spec
+        if type(value) is np.ndarray and value.dtype is spec.dtype and value.shape == spec.dims:
+            continue  # as nearly always
         if not hasattr(value, "dtype"):
             raise ResourceError(f"{feed.name} ({feed.site}) of {whose} was not received: {value}")
-        if not feed.spec.accepts(value.dtype, value.shape):
+        if not spec.accepts(value.dtype, value.shape):
             got = f"{value.dtype}{list(value.shape)}"
-            raise SpecError(f"{feed.name} ({feed.site}) of {whose}: expected {feed.spec}, {got} came")
+            raise SpecError(f"{feed.name} ({feed.site}) of {whose}: expected {spec}, {got} came")
     return list(values)
 
 

@@ -261,16 +261,15 @@ class Replica:
             self._pulse.start()
             self.task = self.way.tasks.start(self._take_steps(self._rounds, version, first))
             self.task.add_done_callback(self._ended)
-        elif self._has_rows(version, number, batch := self._batches[number]):
+            return
+        batch = self._batches[number]
+        if self._asking is None or isinstance(batch, Unread) or self._asking.has(version, number, batch):
             self._on, self._used = version, number
             if self._reader is not None:  # there is room to read others
                 self._reader.use(number)
             self._compute(version, batch)
         else:
             self.watch.wait(version, Phase.ROWS)
-
-    def _has_rows(self, version: int, number: int, batch: Sequence[Any] | Unread) -> bool:
-        return self._asking is None or isinstance(batch, Unread) or self._asking.has(version, number, batch)
 
     def _claim(self, version: int, number: int) -> None:
         """Say that this begins with a group that is whole, if server 0 has not booked it."""
@@ -338,14 +337,14 @@ class Replica:
     def _finish(self, version: int, fetches: Sequence[Array], samples: int = 0) -> None:
         """Post the update, each server's parts to it."""
         role = self.role
-        told, made = tuple([_plain(value) for value in fetches[: role.told]]), fetches[role.told :]
+        told, made = tuple(map(_plain, fetches[: role.told])), fetches[role.told :]
         self._done, ready = version, self._announce(self._used)
         times = self.watch.post(at_once=self.task is None)
         wants = [()] * len(role.servers) if self._asking is None else self._asking.with_update()
         self._posted = []
         for server in range(len(role.servers)):
-            finite = all(bool(made[i]) for i in role.finite[server])
-            parts = [made[i] for i in role.parts[server]] if finite else []
+            finite = all(map(made.__getitem__, role.finite[server]))
+            parts = list(map(made.__getitem__, role.parts[server])) if finite else []
             square = square_of(parts, role.measured[server]) if role.measured else nan
             mine = ((), b"") if server else (told, times)
             self._posted.append(
