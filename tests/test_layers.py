@@ -148,6 +148,7 @@ OWNERS = {
         "kernels/store/background",
         "kernels/run/pools",
         "kernels/cuda_driver",
+        "kernels/simulator",
         "launch/ray_node",
     ],
     "concurrent": ["sched/host/lanes"],

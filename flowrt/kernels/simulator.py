@@ -1,26 +1,84 @@
-"""Numba's CUDA simulator, mended where its threads get in each other's way."""
+"""Numba's CUDA simulator, mended where its threads get in each other's way.
+
+A simulated block's threads run in turns, each to its end or to the barrier that it comes to. Numba starts them all at
+once and looks at each again and again until all have ended, for which it takes the interpreter from those who work, and
+results that depend on who came first where a kernel forgets a barrier.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 
 def mend_simulator() -> None:
-    """Have the threads of a simulated block share one array where they ask for a shared one."""
+    """Have the threads of a simulated block take turns, and share one array where they ask for a shared one."""
+    from numba.cuda.simulator import kernel
     from numba.cuda.simulator.kernelapi import FakeCUDAShared
 
     FakeCUDAShared.array = _shared_array
+    kernel.BlockThread = _in_turns(kernel.BlockThread)
+    kernel.BlockManager.run = _run_block
 
 
 def _shared_array(self: Any, shape: Any, dtype: Any) -> Any:
-    """Numba's own may give two threads that come at once an array each; a dictionary takes one of them."""
+    """Numba's own looks through the whole stack for who asks."""
     caller = sys._getframe(1)
     place = (caller.f_code.co_filename, caller.f_lineno)
     return self._allocations.setdefault(place, np.empty(shape, dtype))
+
+
+def _in_turns(block_thread: Any) -> Any:
+    """A simulated thread that gives its turn back where it waits or ends."""
+
+    class TurnThread(block_thread):  # type: ignore[misc]
+        ended = False
+
+        def run(self) -> None:
+            super().run()
+            self.ended = True
+            self._manager.turn.release()
+
+        def syncthreads(self) -> None:
+            self._manager.turn.release()
+            super().syncthreads()
+
+        def go_on(self) -> None:
+            self.syncthreads_event.set()
+            self._manager.turn.acquire()
+
+    return TurnThread
+
+
+def _run_block(self: Any, place: tuple[int, ...], *args: Any) -> None:
+    """Run each thread to its first barrier, then each to its next, until all have ended or one has failed."""
+    from numba.cuda.simulator import kernel
+
+    self.turn = threading.Lock()  # held by the thread whose turn it is
+    self.turn.acquire()
+    run = partial(self._f, *args)
+    threads = [kernel.BlockThread(run, self, place, at, self._debug) for at in np.ndindex(*self._block_dim)]
+    for thread in threads:
+        thread.start()
+        self.turn.acquire()
+    while (failed := next((t for t in threads if t.exception), None)) is None:
+        if not (waiting := [thread for thread in threads if not thread.ended]):
+            break
+        for thread in waiting:
+            thread.go_on()
+    for thread in threads:
+        if not thread.ended:
+            thread.abort = True
+            thread.go_on()
+        thread.join()
+    if failed is not None:
+        error, trace = failed.exception
+        raise error.with_traceback(trace)
 
 
 class SimulatedGpu:

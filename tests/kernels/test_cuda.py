@@ -64,6 +64,14 @@ def test_more_work_than_threads_is_looped_over(simulated: dict[str, Any]) -> Non
 
 
 @pytest.mark.timeout(600)
+def test_simulated_threads_take_turns_from_barrier_to_barrier_and_end_with_one_that_fails(
+    simulated: dict[str, Any],
+) -> None:
+    first, second = ["0.0", "1.0", "2.0", "0.1", "2.1", "2.2"], ["0.0", "2.0", "tid=[1, 0, 0] ctaid=[0, 0, 0]: wrong"]
+    assert simulated["turns"] == [*first, *second, "0 left"]
+
+
+@pytest.mark.timeout(600)
 def test_what_does_not_run_there_says_so(simulated: dict[str, Any]) -> None:
     assert "no cuda kernel for matmul_bias" in simulated["refused"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from computed import RUN, computed
 from fused_examples import programs
+from numba import cuda as numba_cuda
 from op_examples import EXAMPLES, Example
 
 from flowrt.base.errors import GraphError
@@ -136,6 +138,28 @@ def refused() -> str:
     return ""
 
 
+def turns() -> list[str]:
+    """What threads of a block do in which order, which end at barriers of their own number, and how one fails."""
+    order: list[str] = []
+
+    @numba_cuda.jit
+    def stepping(rounds: Any) -> None:
+        i = numba_cuda.threadIdx.x
+        for n in range(rounds[i]):
+            order.append(f"{i}.{n}")
+            numba_cuda.syncthreads()
+        if rounds[i] < 0:
+            raise ValueError("wrong")
+
+    before = threading.active_count()
+    stepping[1, 3](np.array([2, 1, 3]))
+    try:
+        stepping[1, 3](np.array([1, -1, 1]))
+    except ValueError as error:
+        order.append(str(error))
+    return [*order, f"{threading.active_count() - before} left"]
+
+
 def main() -> None:
     world = World()
     for example in EXAMPLES:
@@ -144,11 +168,10 @@ def main() -> None:
     world.compare_fused()
     world.compare_layers()
     found = {"compared": world.compared, "differences": world.differences, "long": long(), "refused": refused()}
-    found["moved"] = moved()
+    found["moved"], found["turns"] = moved(), turns()
     json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":
-    sys.setswitchinterval(1e-5)  # the simulator spins while its threads work
     warnings.simplefilter("ignore")  # a device does not warn of inf and NaN, as NumPy does
     main()

@@ -232,6 +232,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.setswitchinterval(1e-5)  # the simulator spins while its threads work
     warnings.simplefilter("ignore")  # a device does not warn of inf and NaN, as NumPy does
     asyncio.run(main())
