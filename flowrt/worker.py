@@ -32,6 +32,7 @@ import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops f
 from flowrt import progress
 from flowrt.base.errors import FlowrtError, GraphError, ResourceError
 from flowrt.base.valueclass import replace
+from flowrt.cluster import fork_server
 from flowrt.cluster.node_logs import JsonLines
 from flowrt.cluster.worker_options import NoPlace, Settings, parse, read_settings
 from flowrt.finishing import first
@@ -61,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from flowrt.cluster import keys  # which nodes that have some do without
 
         return keys.main(told[1:])
+    if told[:1] == [fork_server.COMMAND]:
+        loop_factory()  # imports what makes loops
+        told = fork_server.serve(int(told[1]))
     given = parse(told)
     sys.setswitchinterval(SWITCH_SECONDS)
     progress.draws = False  # the terminal is that of whoever started this node

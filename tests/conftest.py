@@ -20,6 +20,8 @@ import pytest
 from hypothesis import settings
 from places import MODULES, PYTHONPATH, file_of
 
+from flowrt.cluster import fork_server
+
 settings.register_profile("suite", derandomize=True, deadline=None)  # the same examples each time, at any speed
 settings.load_profile("suite")
 
@@ -136,6 +138,13 @@ def simulated(request: pytest.FixtureRequest) -> dict[str, Any]:
     assert process.returncode == 0, errors
     found: dict[str, Any] = json.loads(out)
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nodes_from_one_server() -> Iterator[None]:
+    """What nodes import is imported once, not for each of the clusters that tests open."""
+    with fork_server.kept():
+        yield
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from flowrt.base.errors import AuthenticationError, ClosedError, FlowrtError, Gr
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, unmark
 from flowrt.cluster.environment import find
+from flowrt.cluster.fork_server import ForkServers, kept_servers
 from flowrt.cluster.hosts import expand_ranges
 from flowrt.cluster.node_process import close_stdin, environment, ready, send
 from flowrt.cluster.tasks import check_job, checked_delays, checked_devices, checked_imports, checked_names, split_task
@@ -34,8 +35,7 @@ from flowrt.net.tokens import load_token, new_token, own_token, save_token
 from flowrt.sched.host.lanes import usable_cores
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
-
+    from flowrt.cluster.node_process import Process
     from flowrt.cluster.tasks import Devices
     from flowrt.delays import Delay
 
@@ -204,6 +204,8 @@ def parse_address(address: Any, *, lowest: int = 1) -> tuple[str, int]:
 class LocalCluster(AsyncOnly):
     """Nodes as processes on this machine: ``async with LocalCluster(ps=1, worker=3) as cluster:``.
 
+    On Linux they are forked from one that imported what they need (`cluster/fork_server`), and end with it.
+
     Args:
         threads: Kernel threads of each node; by default the usable cores are divided among the nodes.
         delays: For experiments with stragglers, by how much a task is slower: ``{"/job:worker/task:3": 0.2}`` in
@@ -255,6 +257,7 @@ class LocalCluster(AsyncOnly):
         self._spec: ClusterSpec | None = None
         self.token = new_token()
         self.processes: dict[str, Process] = {}
+        self._servers = ForkServers(most=1 if len(self._names) > 1 else 0)  # of our own
 
     @telling
     def __repr__(self) -> str:
@@ -427,14 +430,19 @@ class LocalCluster(AsyncOnly):
             file = folder / f"{job}-{number}.delay"  # a trace may be longer than an argument
             file.write_text(str(delay), encoding="utf-8")
             options["delay"] = f"@{file}"
+        given = [f"--{name}={value}" for name, value in options.items()]
+        told = ["--die-with-parent", *given, *(f"--import={module}" for module in self._imports)]
+        variables = environment(self._threads, sys.path if self._imports else ())
+        server = None if before else (kept_servers() or self._servers).serving(variables)
+        if server is not None:
+            with suppress(OSError):  # what a server cannot make is a process of its own from the start
+                return await server.fork(told, variables)
         return await asyncio.create_subprocess_exec(
-            *(*before, sys.executable, "-m", "flowrt.worker", "--die-with-parent"),
-            *(f"--{name}={value}" for name, value in options.items()),
-            *(f"--import={module}" for module in self._imports),
+            *(*before, sys.executable, "-m", "flowrt.worker", *told),
             stdin=asyncio.subprocess.PIPE,  # held open: its end tells the node that we are gone
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # an interrupt at the terminal is for us alone: we end the nodes in order
-            env=environment(self._threads, sys.path if self._imports else ()),
+            env=variables,
         )
 
     async def _reap(self) -> None:
@@ -454,6 +462,7 @@ class LocalCluster(AsyncOnly):
             for process in self.processes.values():
                 send(process, "kill")
             await self._wait()
+        self._servers.close()
         if self._keys is not None:
             self._keys.cleanup()
 

@@ -5,17 +5,38 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from flowrt.base.errors import ResourceError
 from flowrt.base.package import PACKAGE
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
+    from asyncio import StreamReader
 
 FAILED = "flowrt worker: "  # what a node's reason not to start begins with
 _READY = re.compile(r" ready on (\S+)$")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class Process(Protocol):
+    """A node's process as its cluster uses it: one of `asyncio.subprocess`, or of a fork server."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    @property
+    def stdin(self) -> _Closable | None: ...
+    @property
+    def stdout(self) -> StreamReader | None: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, signal: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 def environment(threads: int, paths: Iterable[str]) -> dict[str, str]:

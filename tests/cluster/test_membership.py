@@ -97,8 +97,18 @@ async def test_replicas_whose_nodes_end_again_and_again_take_part_again() -> Non
         trainer = fr.train.Replicated(
             loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=3, policy=fr.train.FirstOf(2), servers=2
         )
+    seen = asyncio.Event()
+
+    class Patient(LocalCluster):
+        """One that starts no node again before it was seen that it is lost."""
+
+        async def respawn(self, task: str) -> None:
+            await seen.wait()
+            seen.clear()
+            await super().respawn(task)
+
     async with (
-        LocalCluster(ps=2, worker=3, restart=True) as cluster,
+        Patient(ps=2, worker=3, restart=True) as cluster,
         fr.Session(graph, cluster=cluster) as session,
         asyncio.timeout(60),
     ):
@@ -117,6 +127,7 @@ async def test_replicas_whose_nodes_end_again_and_again_take_part_again() -> Non
             cluster.processes[f"/job:worker/task:{victim}"].kill()
             await until(lambda _: bool(trainer.statistics().lost))
             assert trainer.statistics().lost == (f"/job:worker/task:{victim}",)
+            seen.set()
             await until(lambda _: not trainer.statistics().lost)
             await until(lambda report, victim=victim: victim in report.kept)  # type: ignore[misc]
         await steps.aclose()

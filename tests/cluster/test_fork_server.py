@@ -1,0 +1,152 @@
+"""Nodes that are forked from a process which has imported what they need: each is as one that was started by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from process_world import alive, ended, running
+
+import flowrt as fr
+from flowrt.cluster import fork_server
+from flowrt.cluster.cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux has pidfds"),
+    pytest.mark.timeout(60),
+]
+A, B = "/job:worker/task:0", "/job:worker/task:1"
+
+
+@contextmanager
+def shared_by_none() -> Iterator[None]:
+    """Clusters have servers of their own meanwhile, as outside of tests."""
+    kept, fork_server._kept = fork_server._kept, []
+    try:
+        yield
+    finally:
+        fork_server._kept = kept
+
+
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def test_nodes_come_from_one_process_and_are_listed_by_commands_of_their_own() -> None:
+    with shared_by_none():
+        async with LocalCluster(worker=2) as cluster:
+            pids = [process.pid for process in cluster.processes.values()]
+            (server,) = {parent_of(pid) for pid in pids}
+            assert parent_of(server) == os.getpid()
+            for number, pid in enumerate(pids):
+                assert command_of(pid)[1:4] == ["-m", "flowrt.worker", "--die-with-parent"]
+                assert f"--task={number}" in command_of(pid)
+                assert os.getsid(pid) == pid
+        assert not alive(server)
+        assert not any(alive(pid) for pid in pids)
+
+
+async def test_the_end_of_a_node_is_told_with_its_exit_code_or_signal() -> None:
+    async with LocalCluster(worker=2) as cluster:
+        first, second = cluster.processes.values()
+        first.terminate()
+        second.kill()
+        assert await first.wait() == await first.wait() == first.returncode == 0
+        assert await second.wait() == second.returncode == -signal.SIGKILL
+        with pytest.raises(ProcessLookupError):
+            first.send_signal(signal.SIGTERM)
+        await cluster.respawn(B)
+        assert cluster.processes[B].returncode is None
+
+
+async def test_nodes_end_with_the_process_that_they_come_from_and_are_started_again_without_it() -> None:
+    with shared_by_none():
+        async with LocalCluster(worker=2) as cluster:
+            server = parent_of(cluster.processes[A].pid)
+            os.kill(server, signal.SIGKILL)
+            assert [await process.wait() for process in cluster.processes.values()] == [-signal.SIGKILL] * 2
+            await cluster.respawn(A)
+            assert parent_of(cluster.processes[A].pid) == os.getpid()
+
+
+async def test_nodes_have_the_variables_of_now_and_random_numbers_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "drawing.py").write_text(
+        "import os, pathlib, random, numpy\n"
+        "drawn = f\"{os.environ.get('FLOWRT_SAID')} {random.random()} {numpy.random.random()}\"\n"
+        f"pathlib.Path({str(tmp_path)!r}, f'{{os.getpid()}}.txt').write_text(drawn)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with fork_server.kept():
+        for said in ("once", "again"):
+            monkeypatch.setenv("FLOWRT_SAID", said)
+            async with LocalCluster(worker=2, imports=["drawing"]):
+                pass
+    words = [(tmp_path / name).read_text().split() for name in os.listdir(tmp_path) if name.endswith(".txt")]
+    assert sorted(said for said, _, _ in words) == ["again", "again", "once", "once"]
+    assert len({drawn for _, *both in words for drawn in both}) == 8
+
+
+async def test_clusters_of_other_variables_that_imports_read_do_not_share_a_process() -> None:
+    with fork_server.kept():
+        servers = []
+        for threads in (1, 2, 1):
+            async with LocalCluster(worker=1, threads=threads) as cluster:
+                servers.append(parent_of(cluster.processes[A].pid))
+        assert servers[0] == servers[2] != servers[1]
+        assert os.getpid() not in servers
+    assert not any(alive(server) for server in servers)
+
+
+async def test_without_pidfds_and_for_what_is_too_long_nodes_are_started_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as lacking, shared_by_none():
+        lacking.setattr(fork_server, "_has_pidfds", lambda: False)
+        async with LocalCluster(worker=2) as cluster:
+            assert {parent_of(process.pid) for process in cluster.processes.values()} == {os.getpid()}
+    monkeypatch.setenv("FLOWRT_LONG", "x" * (1 << 16))
+    async with LocalCluster(worker=2) as cluster:
+        assert {parent_of(process.pid) for process in cluster.processes.values()} == {os.getpid()}
+
+
+async def test_a_node_that_cannot_start_says_why() -> None:
+    with shared_by_none(), pytest.raises(fr.ResourceError, match="cannot import 'no_such_module'"):
+        async with LocalCluster(worker=2, imports=["no_such_module"]):
+            pass
+
+
+CLIENT = """
+import asyncio, flowrt as fr
+async def main():
+    async with fr.LocalCluster(worker=2) as cluster:
+        print(*(process.pid for process in cluster.processes.values()), flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_nodes_and_the_process_that_they_come_from_end_with_a_client_that_is_killed() -> None:
+    async with running(sys.executable, "-c", CLIENT) as client:
+        assert client.stdout is not None
+        pids = [int(pid) for pid in (await client.stdout.readline()).split()]
+        pids.append(parent_of(pids[0]))
+        handles = [os.pidfd_open(pid) for pid in pids]
+        client.kill()
+        async with asyncio.timeout(20):
+            for handle in handles:
+                await ended(handle)
