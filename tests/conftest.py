@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from places import MODULES, PYTHONPATH, file_of
+from places import MODULES, environment, file_of
 
 from flowrt.cluster import fork_server
 
@@ -114,7 +114,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 def _simulate(config: pytest.Config) -> None:
     config.stash[SIMULATOR] = subprocess.Popen(
         [sys.executable, file_of("cuda_world")],
-        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": PYTHONPATH},
+        env=environment(simulated=True),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -49,6 +49,19 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return found[0] if found else None
 
 
+# ── contexts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def start() -> None:
+    """Make the driver ready; doing so again is nothing."""
+    _call(_driver().cuInit, 0)
+
+
+def retain_context(index: int) -> None:
+    """Have a GPU's primary context stay, which takes a while where there is none; it becomes no thread's."""
+    _call(_driver().cuDevicePrimaryCtxRetain, _driver().CUdevice(index))
+
+
 # ── streams and events ───────────────────────────────────────────────────────────────────────────────────────────────
 
 

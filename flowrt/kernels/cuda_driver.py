@@ -77,6 +77,15 @@ def tells_loss(method: Method) -> Method:
 _simulator = threading.Lock()
 
 
+def open_driver(index: int) -> CudaDriver:
+    """The GPU of that number. Raises where it can compute nothing for this process."""
+    if not SIMULATED:
+        from flowrt.kernels.cuda_gpu import check_usable
+
+        check_usable(index)
+    return CudaDriver(index)
+
+
 class CudaDriver:
     """One GPU; see `flowrt.sched.devices.driver.Driver`, whose methods these are."""
 

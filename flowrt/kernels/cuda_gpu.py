@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.errors import ResourceError
 from flowrt.kernels import cuda_calls as calls
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -72,6 +73,26 @@ class GpuArray:
         """As another shape: a tuple, or -1."""
         wanted = shape[0] if isinstance(shape[0], tuple) else shape
         return GpuArray(self._owner, self.address, self.dtype, (self.size,) if wanted == (-1,) else wanted)
+
+
+def check_usable(index: int) -> None:
+    """Raise where a GPU can compute nothing for this process; in any thread. Its primary context stays from now on."""
+    check_compiler()
+    calls.start()
+    try:
+        calls.retain_context(index)
+    except MemoryError:
+        raise ResourceError("its memory is full already, of others") from None
+
+
+def check_compiler() -> None:
+    """Raise `ResourceError` where kernels cannot be compiled, as only the driver is installed and not NVIDIA's NVVM."""
+    from numba.cuda.cudadrv import nvvm
+
+    try:
+        nvvm.NVVM()
+    except Exception as error:
+        raise ResourceError(f"{error}: pip install flowrt[cuda13], or [cuda12]") from error
 
 
 class CudaGpu:

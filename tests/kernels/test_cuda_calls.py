@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
+from flowrt.base.errors import ResourceError
 from flowrt.kernels import cuda_calls as calls
 from flowrt.kernels.cuda_driver import is_fatal
-from flowrt.kernels.cuda_gpu import CudaGpu, GpuArray, GpuMemory
+from flowrt.kernels.cuda_gpu import CudaGpu, GpuArray, GpuMemory, check_compiler
 
 STREAM, EVENT, ADDRESS = driver.CUstream(64), driver.CUevent(64), 1 << 20
 GRAPH, READY = driver.CUgraph(64), driver.CUgraphExec(64)
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "start": (),
+    "retain_context": (0,),
     "create_stream": (),
     "destroy_stream": (STREAM,),
     "synchronize": (STREAM,),
@@ -129,3 +132,15 @@ def test_memory_is_given_back_in_its_thread_once_no_array_lies_in_it() -> None:
     assert freed == []
     gpu._settle()
     assert freed == [ADDRESS]
+
+
+def test_the_compiler_of_kernels_is_looked_for_before_a_step_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_compiler()  # the suite has NVVM
+
+    class Missing:
+        def __init__(self) -> None:
+            raise RuntimeError("libNVVM cannot be found")
+
+    monkeypatch.setattr("numba.cuda.cudadrv.nvvm.NVVM", Missing)
+    with pytest.raises(ResourceError, match=r"libNVVM cannot be found: pip install flowrt\[cuda13\], or \[cuda12\]"):
+        check_compiler()

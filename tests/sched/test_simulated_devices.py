@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ def test_a_graph_may_be_split_over_the_host_and_two_gpus(world: dict[str, Any]) 
 def test_memory_that_is_full_is_told_with_the_largest_tensors_there(world: dict[str, Any]) -> None:
     text = world["out_of_memory"]
     assert text.startswith("concat 'whole' (")
-    assert "no memory on cuda:1 for 640 bytes more, of float32[160]: 640 bytes are held, and it may hold 1000" in text
+    assert re.search(r"no memory on cuda:\d for 640 bytes more, of float32\[160\]: 640 bytes are held", text)
+    assert "and it may hold 1000" in text
     assert "Its largest tensors: exp 'exp' (" in text
 
 

@@ -1,4 +1,4 @@
-"""Run as a program with the CUDA simulator on: every example with a CUDA twin, on the device and on the host.
+"""Run as a program, on a simulated GPU or another: every example with a CUDA twin, on the device and on the host.
 
 Prints one JSON object: how many applications each op was compared on, and what differed.
 """
@@ -119,10 +119,15 @@ def moved() -> dict[str, float]:
         tables = [rng.random((6, 5)).astype(np.float32) for _ in range(1 + slots)]
         operands, here = [values, groups, settings], [table.copy() for table in tables]
         specs, outputs = ([Spec(a.dtype, a.shape) for a in some] for some in (operands, tables))
-        there = cuda.PreparedSteps(f"{op}_rows", specs, outputs, {}, np.array)
-        scratch = [np.empty(spec.nbytes, np.uint8) for spec in there.scratch]
-        memory = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (*operands, *tables)]
-        there.launch([*memory, *scratch], RUN.copy())
+        gpu = cuda.open_gpu(0)
+        copies = cuda.CudaCopies(gpu)
+        there = cuda.PreparedSteps(f"{op}_rows", specs, outputs, {}, copies.put)
+        scratch = [gpu.allocate(max(spec.nbytes, 1)) for spec in there.scratch]
+        memory = [copies.put(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in (*operands, *tables)]
+        there.launch([*memory, *scratch], copies.put(RUN.copy()), gpu.launching)
+        for moved_there, table in zip(memory[len(operands) :], tables, strict=True):
+            copies.read(moved_there, table.reshape(-1).view(np.uint8))
+        gpu.close(copies.events)
         host = prepare(f"{op}_rows", specs, outputs, {})
         local = [np.empty(spec.concrete, spec.dtype) for spec in host.scratch]
         host.run(RUN.copy().ctypes.data, [a.ctypes.data for a in (*operands, *here, *local)])

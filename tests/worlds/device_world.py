@@ -1,4 +1,4 @@
-"""Run as a program with the CUDA simulator on: whole training jobs in sessions whose devices are simulated GPUs.
+"""Run as a program with the CUDA simulator on, or on GPUs: whole training jobs in sessions whose devices they are.
 
 Prints one JSON object. The jobs are tiny: a simulated thread is one of Python's.
 """
@@ -17,10 +17,12 @@ import numpy as np
 
 import flowrt as fr
 from flowrt.devices import cuda
+from flowrt.kernels import gpus
 
 Job = tuple[Any, Any, Any, Callable[[Any], tuple[Any, Any]]]  # two placeholders, the loss, and what draws a batch
 STEPS = 3
 BOTH = fr.Options(devices=("cpu:0", "cuda"))
+SECOND = "cuda:1" if gpus.count() > 1 else "cuda:0"
 
 
 def weights(*shape: int, seed: int) -> fr.Variable:
@@ -126,7 +128,7 @@ async def split() -> list[float]:
         with fr.device("cuda:0"):
             a = fr.exp(x)
             kept = fr.Variable(np.ones((1, 4), np.float32), name="kept")
-        with fr.device("cuda:1"):
+        with fr.device(SECOND):
             b = a @ fr.Variable(np.eye(4, dtype=np.float32), name="w") + x
         with fr.device("cpu:0"):
             c = b - x + kept
@@ -143,10 +145,10 @@ async def split() -> list[float]:
 
 
 async def out_of_memory() -> str:
-    with fr.Graph() as graph, fr.device("cuda:1"):
+    with fr.Graph() as graph, fr.device(SECOND):
         x = fr.placeholder("float32", (None,), name="x")
         y = fr.concat([fr.exp(x), fr.exp(-x)], name="whole")
-    options = fr.Options(devices=("cpu:0", "cuda:1"), device_memory_limit=1000)
+    options = fr.Options(devices=("cpu:0", SECOND), device_memory_limit=1000)
     async with fr.Session(graph, options=options) as session:
         try:
             await session.run(y, {x: np.zeros(80, np.float32)})

@@ -20,11 +20,20 @@ def file_of(module: str) -> str:
     return str(next(TESTS.rglob(f"{module}.py")))
 
 
+def environment(*, simulated: bool) -> dict[str, str]:
+    """What a process finds that is to compute on GPUs, simulated ones or not.
+
+    With ``FLOWRT_TEST_ON_GPU=1`` what would be simulated is tried on this machine's: see scripts/gpu.
+    """
+    simulated = simulated and os.environ.get("FLOWRT_TEST_ON_GPU") != "1"
+    return {**os.environ, "NUMBA_ENABLE_CUDASIM": str(int(simulated)), "PYTHONPATH": PYTHONPATH}
+
+
 def told_by(module: str, *, simulated: bool, seconds: float) -> Any:
     """What a module of the tests prints as JSON, as a process: the simulator is chosen before Numba is imported."""
     done = subprocess.run(
         [sys.executable, file_of(module)],
-        env={**os.environ, "NUMBA_ENABLE_CUDASIM": str(int(simulated)), "PYTHONPATH": PYTHONPATH},
+        env=environment(simulated=simulated),
         capture_output=True,
         text=True,
         timeout=seconds,

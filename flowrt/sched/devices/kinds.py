@@ -117,9 +117,9 @@ class _Cuda:
         return find_kernel(op, "cuda", dtypes) is not None
 
     def open(self, index: int) -> Driver:
-        from flowrt.kernels.cuda_driver import CudaDriver
+        from flowrt.kernels.cuda_driver import open_driver
 
-        return CudaDriver(index)
+        return open_driver(index)
 
 
 register("cuda", _Cuda)
