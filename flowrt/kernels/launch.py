@@ -53,10 +53,11 @@ def failure(op: str, status: int) -> str:
     return f"{text} ({raised_in(own[0])})" if status == RAISED and own else text
 
 
-def check(words: np.ndarray[Any, Any], op: str, where: Callable[[], str]) -> None:
-    """Raises `FlowrtError`, which says where, with the reason that a kernel of ``op`` left in a run's words, if any."""
+def check(words: np.ndarray[Any, Any], op: str, where: Callable[[], str], more: Callable[[], str] = str) -> None:
+    """Raises `FlowrtError`, which says where, with the reason that a kernel of ``op`` left in a run's words, if any;
+    ``more`` answers what is to follow that."""
     if words[STATUS]:
-        raise FlowrtError(f"{where()}: {failure(op, int(words[STATUS]))}")
+        raise FlowrtError(f"{where()}: {failure(op, int(words[STATUS]))}{more()}")
 
 
 @valueclass

@@ -47,7 +47,13 @@ __all__ = [
 
 @op(elsewhere=Elsewhere.AGAIN, gradient=None)
 def route_rows(
-    indices: Operand, bounds: Operand, wraps: bool = True, padded: bool = False, again: bool = False
+    indices: Operand,
+    bounds: Operand,
+    wraps: bool = True,
+    padded: bool = False,
+    again: bool = False,
+    *,
+    name: str | None = None,
 ) -> tuple[Result, Result, Result, Result]:
     """Which of n ``indices`` are whose, of parts whose rows lie between ``bounds``, [parts + 1]: four int64 vectors.
 
@@ -233,11 +239,17 @@ def dynamic_stitch(indices: Sequence[Any], values: Sequence[Any]) -> TensorOrArr
 
 
 def looked_up(
-    tables: Sequence[Any], bounds: Sequence[int], ids: Any, beside: Callable[[Any], Any], name: str | None = None
+    tables: Sequence[Any],
+    bounds: Sequence[int],
+    ids: Any,
+    beside: Callable[[Any], Any],
+    name: str | None = None,
+    table: str | None = None,
 ) -> Any:
     """`take` of the rows ``ids`` of the table that ``tables`` are together: Part, Gather on each, Stitch.
 
-    Table i has the rows from ``bounds[i]`` up to the next; ``beside(value)`` is the scope of what is done there.
+    Table i has the rows from ``bounds[i]`` up to the next; ``beside(value)`` is the scope of what is done there,
+    ``table`` its name, for errors.
     Nothing travels but the rows that occur, as often as they do, and some more (`padded_rows`). Gradients are rows of
     each table in the order of ``ids``, so that what occurs several times is added up as in the whole table.
     """
@@ -246,13 +258,13 @@ def looked_up(
         raise SpecError(f"indices must be integers, got {spec}; use astype")
     if spec.dims is None:
         raise SpecError(f"the rank of indices into a table that is split must be known, got {spec}")
-    starts, found, order, back = _routed(_flat_ids(ids, spec), bounds, described(tables[0]))
+    starts, found, order, back = _routed(_flat_ids(ids, spec), bounds, described(tables[0]), table)
     rows = []
-    for part, table in enumerate(tables):
+    for part, shard in enumerate(tables):
         with beside(found):  # so that no more than the part's travels
             mine = part_of(found, starts, part)
-        with beside(table):
-            rows.append(take(table, mine))
+        with beside(shard):
+            rows.append(take(shard, mine))
     flat = spec.rank == 1
     whole = take(join_parts(rows, starts, order), back, name=name if flat else None)
     if flat:
@@ -262,14 +274,14 @@ def looked_up(
     return reshape(whole, sizes, name=name)
 
 
-def _routed(ids: Any, bounds: Sequence[int], table: Spec) -> Any:
-    """`route_rows` for tables of rows like those of ``table``.
+def _routed(ids: Any, bounds: Sequence[int], table: Spec, name: str | None) -> Any:
+    """`route_rows` for tables of rows like those of ``table``, which is called ``name``.
 
     As it takes but one message, all who have a part are sent all ids, where those are not more bytes than the rows.
     """
     row_bytes = table.dtype.itemsize * math.prod(table.concrete[1:])
     again = (len(bounds) - 2) * described(ids).dtype.itemsize <= row_bytes
-    return route_rows(ids, np.array(bounds, np.int64), padded=True, again=again)
+    return route_rows(ids, np.array(bounds, np.int64), padded=True, again=again, name=f"{name}/rows" if name else None)
 
 
 def _flat_ids(ids: Any, spec: Spec) -> Any:
@@ -328,7 +340,7 @@ def split_gradient(gradient: Any, partition: Partition) -> Sequence[Any]:
 
 def split_slices(slices: IndexedSlices, partition: Partition) -> list[IndexedSlices]:
     """The slices of each part, in their order."""
-    starts, found, order, _ = _routed(slices.indices, partition.rows, partition.spec)
+    starts, found, order, _ = _routed(slices.indices, partition.rows, partition.spec, partition.name)
     values = take(slices.values, order)
     return [
         IndexedSlices(

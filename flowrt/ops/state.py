@@ -416,7 +416,8 @@ class SplitVariable(Variable):
         if not by_rows or isinstance(active_builder(), Subgraph):
             return None  # in a body rows are taken of the whole, as turns must find equally many in each part
         with building(self.graph), located(f"take {name!r}" if name else "take"):
-            return looked_up(self._parts, self.partition.rows, arguments["indices"], lambda p: beside(as_node(p)), name)
+            ids, bounds = arguments["indices"], self.partition.rows
+            return looked_up(self._parts, bounds, ids, lambda p: beside(as_node(p)), name, self.name)
 
     def read(self, *, name: str | None = None) -> Tensor:
         """The value when this read runs: after whatever the control dependencies around it have written."""

@@ -27,6 +27,7 @@ from flowrt.sched.parting import PARTING, PartRunner
 from flowrt.sched.ready import AT_ONCE, GuessingRunner
 from flowrt.sched.regions.cost import predict
 from flowrt.sched.regions.lives import infer
+from flowrt.sched.regions.misfits import misfit_of_node
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, size_operands, variable_spec
 from flowrt.sched.tape.tape import address, corrected
 
@@ -67,8 +68,9 @@ Known: TypeAlias = "OrderedDict[Any, PreparedNode]"
 class NodeRunner:
     """Computes one synchronous node of a plan. May be called from any thread."""
 
-    def __init__(self, node: PlanNode, memory: Memory, known: Known | None = None) -> None:
+    def __init__(self, node: PlanNode, memory: Memory, known: Known | None = None, plan: Plan | None = None) -> None:
         self.node = node
+        self._plan = plan  # whose node it is
         self._memory = memory
         self._alias = is_alias(node.op)
         self._constant = (node.attrs["value"],) if node.op == "constant" else None
@@ -100,7 +102,7 @@ class NodeRunner:
         except MemoryError as error:
             raise ResourceError(f"{self.node.where()}: out of memory: {error}") from error
         ready.prepared.run(address(words), [address(a) for a in (*inputs, *arrays)])
-        check(words, self.node.op, self.node.where)
+        check(words, self.node.op, self.node.where, lambda: misfit_of_node(self.node, inputs, self._plan))
         return arrays[: len(ready.outputs)]
 
     def _key(self, inputs: Sequence[Array]) -> Any:
@@ -210,20 +212,22 @@ class VariableRunner(GuessingRunner):
         return ()
 
 
-def runner_for(node: PlanNode, memory: Memory, known: Known | None = None) -> NodeRunner | GuessingRunner:
-    """What computes a synchronous node by itself."""
+def runner_for(
+    node: PlanNode, memory: Memory, known: Known | None = None, plan: Plan | None = None
+) -> NodeRunner | GuessingRunner:
+    """What computes a synchronous node, of ``plan``, by itself."""
     if node.op in STACKING:
         return StackRunner(node, memory)
     if node.op in PARTING:
         return PartRunner(node, memory)
-    return StructuredRunner(node, memory) if node.op in STRUCTURED else NodeRunner(node, memory, known)
+    return StructuredRunner(node, memory) if node.op in STRUCTURED else NodeRunner(node, memory, known, plan)
 
 
 class Runners(dict[int, NodeRunner | GuessingRunner]):
     """What computes the nodes of a plan by themselves on a host, by position; made when first asked for."""
 
     def __init__(self, plan: Plan, host: Host) -> None:
-        self._nodes, self._host = plan.nodes, host
+        self._plan, self._nodes, self._host = plan, plan.nodes, host
         self._specs = plan.value_specs()
         self._known: dict[Any, Known] = {}
 
@@ -233,7 +237,7 @@ class Runners(dict[int, NodeRunner | GuessingRunner]):
             return self.setdefault(position, VariableRunner(node, self._host))
         structured = node.op in STACKING or node.op in STRUCTURED or node.op in PARTING
         known = None if structured else self._known.setdefault(self._what(node), OrderedDict())
-        return self.setdefault(position, runner_for(node, self._host.memory, known))
+        return self.setdefault(position, runner_for(node, self._host.memory, known, self._plan))
 
     def _what(self, node: PlanNode) -> Any:
         """What a node does, the same for all that do it."""

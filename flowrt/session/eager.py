@@ -76,7 +76,7 @@ def _run(found: _FoundKernel, inputs: Sequence[Array], words: Array | None) -> t
     if answer is not NotImplemented:
         return answer if type(answer) is tuple else (answer,)
     made = found.prepared.compute(inputs, run)
-    check(run, found.name, lambda: f"{found.name} ({user_site()})")
+    check(run, found.name, lambda: f"{found.name} ({user_site()})", lambda: found.misfit(inputs))
     return tuple(made)
 
 
@@ -95,12 +95,26 @@ class _Attrs:
 class _FoundKernel:
     """What computes an op (None where the first input is the answer) on operands of these specs."""
 
-    def __init__(self, name: str, prepared: Prepared | None, inputs: Sequence[Spec], outputs: Sequence[Spec]) -> None:
+    def __init__(
+        self,
+        name: str,
+        attrs: Mapping[str, Attr],
+        prepared: Prepared | None,
+        inputs: Sequence[Spec],
+        outputs: Sequence[Spec],
+    ) -> None:
         self.name = name
+        self.attrs = attrs
         self.prepared = prepared
         self.inputs = inputs
         self.outputs = outputs
         self.met = False  # whether this is asked for again
+
+    def misfit(self, inputs: Sequence[Array]) -> str:
+        """Which entry of the inputs is why the kernel failed, as far as that is known."""
+        from flowrt.kernels.ops.misfits import misfit
+
+        return misfit(self.name, inputs, self.attrs)
 
     @cached_property
     def call(self) -> Known:
@@ -137,9 +151,9 @@ def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _FoundKerne
         )
     outputs = lookup(name).infer(inputs, attrs.values)
     if is_alias(name):
-        return _FoundKernel(name, None, inputs, outputs)
+        return _FoundKernel(name, attrs.values, None, inputs, outputs)
     try:
-        return _FoundKernel(name, prepare(name, inputs, outputs, attrs.values), inputs, outputs)
+        return _FoundKernel(name, attrs.values, prepare(name, inputs, outputs, attrs.values), inputs, outputs)
     except GraphError as error:
         raise GraphError(f"{name} ({user_site()}): {error}") from error
 

@@ -148,7 +148,8 @@ class RunTerms:
     ``base``. ``held`` are the words of all variables, whose changes must stay ``changes``; ``together`` are those of
     the ones that are needed, whose memory ``memory`` keeps, which lives as long as there are no changes; ``grant`` is
     called where someone waits when they are given back.
-    ``lets_others``: whether the GIL is let go meanwhile. ``fail(reached, status)`` raises for a run that stopped.
+    ``lets_others``: whether the GIL is let go meanwhile. ``fail(reached, status, number)`` raises for the run of that
+    number, which stopped.
     """
 
     gate: Words
@@ -160,7 +161,7 @@ class RunTerms:
     memory: tuple[Array, ...]
     grant: Callable[[], Any]
     lets_others: bool
-    fail: Callable[[int, int], Any]
+    fail: Callable[[int, int, int], Any]
 
 
 def plan_words(

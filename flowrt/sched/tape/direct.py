@@ -95,8 +95,8 @@ def direct_plan(
     wanted = [made_at[value] for value in dict.fromkeys(fetches)]
     outputs = [(spec, cell, _maker(tape, spec)) for spec, cell in wanted]
 
-    def fail(reached: int, status: int) -> None:
-        raise tape.failure(room, reached, status)
+    def fail(reached: int, status: int, number: int) -> None:
+        raise tape.failure(room, reached, status, number)
 
     terms = RunTerms(
         numbers.gate,

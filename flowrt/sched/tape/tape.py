@@ -20,7 +20,7 @@ import numpy as np
 from flowrt.base.collection import held_back
 from flowrt.base.errors import FlowrtError, GraphError, ResourceError, StepCancelled
 from flowrt.base.spec import Spec, Value, spec_of, value_known
-from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, STEP, failure
+from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, STEP
 from flowrt.kernels.run.direct import ARRAY_DATA, Room, available
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.kernels.store.compiling import batch
@@ -32,10 +32,10 @@ from flowrt.sched.regions.recorded import FIRST_SLOT, Launch, Recording
 from flowrt.sched.tape.pace import Division, Pace, Share
 from flowrt.sched.tape.recording import record
 from flowrt.sched.tape.turns import clocks as time_loops
-from flowrt.sched.tape.turns import find_loops, stopped_inside
+from flowrt.sched.tape.turns import failed_at, find_loops
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan
     from flowrt.sched.host.lanes import Crew
     from flowrt.sched.regions.regions import Region
 
@@ -251,7 +251,8 @@ class Tape:
         else:
             self._run_with(crew, room)
         reached = room.cells[SPAN]
-        failed = self.failure(room, reached, room.cells[WORDS + STATUS]) if reached < self.launches else None
+        stopped = reached < self.launches
+        failed = self.failure(room, reached, room.cells[WORDS + STATUS], step) if stopped else None
         self._rooms.append(room)
         if failed is not None:
             try:
@@ -359,14 +360,14 @@ class Tape:
             leaving.append(value if outputs is None else outputs[number])
         return leaving
 
-    def failure(self, room: _Room, reached: int, status: int) -> FlowrtError:
-        """The error for a run in ``room`` that stopped at its launch ``reached``; another may be under way there."""
+    def failure(self, room: _Room, reached: int, status: int, number: int) -> FlowrtError:
+        """The error for the run of that ``number`` that stopped at its launch ``reached`` in ``room``; another may be
+        under way there."""
+        bases = room.cells[BASES:]  # before it is seen whose they are
         launch = self.recording.launches[reached]
-        node: PlanNode = self._plan.nodes[launch.node]
         if status not in (0, CANCELLED):
-            where = stopped_inside(launch.step, launch.places, room.cells[BASES:]) + node.where()
-            return FlowrtError(f"{where}: {failure(node.op, status)}")
-        return StepCancelled(f"stopped at {node.where()}")
+            return failed_at(self._plan, launch, status, bases, room.number == number)
+        return StepCancelled(f"stopped at {self._plan.nodes[launch.node].where()}")
 
 
 class Tapes:

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.errors import FlowrtError
 from flowrt.kernels.composite.nested import LAUNCH_WORDS, LOOP, NestedStep
 from flowrt.kernels.composite.scalar_loop import ScalarLoopStep
-from flowrt.kernels.launch import Operand
+from flowrt.kernels.launch import Operand, failure
 from flowrt.kernels.run import board as at
 from flowrt.kernels.run.board import NODE_WORDS
 from flowrt.sched.host.lanes import aligned_zeros
+from flowrt.sched.regions.misfits import misfit_of_launch
 from flowrt.sched.regions.recorded import FIRST_SLOT, LOCAL_SLOT, Launch
 from flowrt.sched.tape.schedule import hazards
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import PlanNode
+    from flowrt.base.plan import Plan, PlanNode
     from flowrt.kernels.composite.nested import Inner
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -104,6 +106,14 @@ def stopped_inside(step: Any, places: Sequence[Operand], bases: Sequence[int]) -
     if node is None:
         return ""
     return f"{node.where()} in {'turn ' + ' of turn '.join(reversed(numbers)) + ' of ' if numbers else ''}"
+
+
+def failed_at(plan: Plan, launch: Launch, status: int, bases: Sequence[int], mine: bool) -> FlowrtError:
+    """The error of a launch that left a ``status``; whether the slots still lie as in its run is told by ``mine``."""
+    node = plan.nodes[launch.node]
+    inside = stopped_inside(launch.step, launch.places, bases)
+    more = "" if inside or not mine else misfit_of_launch(plan, launch, bases)
+    return FlowrtError(f"{inside}{node.where()}: {failure(node.op, status)}{more}")
 
 
 class Clock:

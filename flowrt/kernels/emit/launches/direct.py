@@ -23,7 +23,7 @@ from flowrt.kernels.run import direct as at
 
 _WORD = ir.IntType(64)
 _NOT_RUN = -1  # instead of an answer
-_REACHED, _STATUS, _ERROR = 0, 1, 2  # what is noted of a run; the last is three words
+_REACHED, _STATUS, _NUMBER, _ERROR = 0, 1, 2, 3  # what is noted of a run; the last is three words
 _yield = types.ExternalFunction("sched_yield", types.int32())
 _this_thread = types.ExternalFunction("pthread_self", types.intp())
 _OBJECT_TYPE = 1  # which word of an object is its type
@@ -197,14 +197,15 @@ def _run(head: int, plan: int, values: int, made: int, noted: int) -> None:
         call(word_at(head, at.RESUME), (state,))
     set_word(noted, _REACHED, word_at(span, 0))
     set_word(noted, _STATUS, word_at(words, at.STATUS))
+    set_word(noted, _NUMBER, word_at(words, at.STEP))
 
 
 def _fail(head: int, plan: int, noted: int) -> Any:
     """Have Python raise for the node that the tape stopped at."""
-    set_word(noted, _REACHED, call(word_at(head, at.INTEGER), (word_at(noted, _REACHED),)))
-    set_word(noted, _STATUS, call(word_at(head, at.INTEGER), (word_at(noted, _STATUS),)))
-    answer = call(word_at(head, at.CALL), (word_at(plan, at.FAIL), noted, 2, 0))
-    let_go(head, noted, 2)
+    for place in range(_ERROR):
+        set_word(noted, place, call(word_at(head, at.INTEGER), (word_at(noted, place),)))
+    answer = call(word_at(head, at.CALL), (word_at(plan, at.FAIL), noted, _ERROR, 0))
+    let_go(head, noted, _ERROR)
     return answer
 
 

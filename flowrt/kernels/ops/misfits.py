@@ -1,0 +1,102 @@
+"""Which entry of its operands a kernel refused, in words.
+
+Law: pure. It is looked for once the kernel has failed, so kernels note nothing but the reason. Of tables no entry is
+looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flowrt.base.attributes import Attr
+from flowrt.base.spec import normal_axes, spec_of
+from flowrt.base.valueclass import valueclass
+from flowrt.kernels.ops.slices import ABSENT
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Attrs: TypeAlias = Mapping[str, Attr]
+
+
+@valueclass
+class _Choosing:
+    """An op whose operand ``indices`` names some of as many entries as ``bound`` says of its operands."""
+
+    indices: int
+    bound: Callable[[Sequence[Array], Any], int]
+    entries: str = "rows"
+    wraps: bool = True
+
+
+def _along(operands: Sequence[Array], attrs: Any) -> int:
+    return int(operands[0].shape[normal_axes(attrs["axis"], operands[0].ndim)[0]])
+
+
+def _scattered(operands: Sequence[Array], attrs: Any) -> int:
+    shape = operands[2].reshape(-1)
+    return int(shape[normal_axes(attrs["axis"], shape.size)[0]])
+
+
+_CLASSES = _Choosing(1, lambda operands, _: operands[0].shape[-1], "classes", wraps=False)
+_CHOOSING = {
+    "take": _Choosing(1, _along),
+    "bag": _Choosing(1, lambda operands, _: operands[0].shape[0]),
+    "scatter_add": _Choosing(1, _scattered),
+    "group_rows": _Choosing(0, lambda _, attrs: attrs["size"]),
+    "route_rows": _Choosing(0, lambda operands, _: operands[1].flat[-1]),
+    "take_parts": _Choosing(-1, lambda _, attrs: attrs["bounds"][-1]),
+    "class_cross_entropy": _CLASSES,
+    "class_cross_entropy_slope": _CLASSES,
+}
+
+
+def chooses(op: str) -> bool:
+    """Whether `misfit` may know more of a failure of ``op``."""
+    return op in _CHOOSING
+
+
+def indices_of(op: str) -> int:
+    """Which operand of an op that `chooses` has the indices."""
+    return _CHOOSING[op].indices
+
+
+def misfit(
+    op: str, operands: Sequence[Array], attrs: Attrs, shape: Sequence[int | None] | None = None, table: str = ""
+) -> str:
+    """What follows the reason for which a kernel of ``op`` failed: the first index that names nothing, or "".
+
+    ``shape`` is what the indices had where the program made them, of which the first size may be None; ``table`` the
+    name of what they choose from.
+    """
+    choosing = _CHOOSING.get(op)
+    if choosing is None:
+        return ""
+    indices, bound = operands[choosing.indices], int(choosing.bound(operands, attrs))
+    found = _first_outside(indices.reshape(-1), bound, choosing.wraps and bool(attrs.get("wraps", True)))
+    if found is None:
+        return ""
+    spec, at = _placed(indices, shape, found)
+    axis = normal_axes(attrs["axis"], operands[0].ndim)[0] if "axis" in attrs else 0
+    has = f"{bound:,} {choosing.entries if axis == 0 else f'entries along axis {axis}'}"
+    whose = f"{table!r} has" if table else "there are"
+    return f": {indices.reshape(-1)[found]} at position {at} of {spec}, and {whose} {has}"
+
+
+def _first_outside(indices: Array, bound: int, wraps: bool) -> int | None:
+    least = -bound if wraps else 0
+    outside = indices >= bound
+    if indices.dtype.kind == "i":
+        outside |= (indices < least) & ((indices != ABSENT) if wraps and indices.dtype.itemsize == 8 else True)
+    return int(np.argmax(outside)) if outside.any() else None
+
+
+def _placed(indices: Array, shape: Sequence[int | None] | None, found: int) -> tuple[str, tuple[int, ...]]:
+    """The spec of the indices as the program made them, and where among them the one is that was ``found``."""
+    seen = indices
+    if shape is not None and indices.size and None not in shape[1:]:
+        inner = [size for size in shape[1:] if size is not None]
+        if indices.size % int(np.prod(inner)) == 0:
+            seen = indices.reshape(-1, *inner) if shape else indices.reshape(())
+    return str(spec_of(seen)), tuple(int(place) for place in np.unravel_index(found, seen.shape))
