@@ -199,7 +199,7 @@ async def stop(trainer: Trainer, session: Session) -> bool:
     runner = session._open_here()
     program = await trainer.program(session)
     left = (await look(runner, program))[0].left
-    if left is None or not left.detached:
+    if left is None or not left.detached or not left.client:
         return False
     lost = runner.lost
     tasks = [task for task in dict.fromkeys((*program.servers, *program.replicas)) if task not in lost]

@@ -39,7 +39,8 @@ class Undriven(Coordination):
 
     @property
     def session(self) -> str:
-        return self._detached.terms.session if self._goes_on and not self._released else ""
+        over = self._released and not self._detached.reports  # else who comes next is to have them
+        return self._detached.terms.session if self._goes_on and not over else ""
 
     @property
     def _lost(self) -> tuple[int, ...]:
@@ -141,7 +142,7 @@ class Undriven(Coordination):
         self._resume()
 
     def release(self) -> None:
-        """A client ends it, or has had its end: nobody need attach to it any more."""
+        """A client ends it, or has had its end: nobody need attach to it who has had all reports."""
         self._released = True
 
     def _allow(self, message: Allow) -> None:

@@ -266,6 +266,38 @@ async def test_a_detached_run_is_left_attached_to_refused_to_others_and_stopped(
 
 
 @pytest.mark.timeout(60)
+async def test_who_stops_a_run_without_its_ledger_leaves_the_reports_to_who_has_it(tmp_path: Path) -> None:
+    graph, trainer = built(servers=1)
+    ledger = tmp_path / "ledger"
+
+    async def some(session: fr.Session, count: int) -> list[fr.train.StepReport]:
+        reports = []
+        async for report in trainer.steps(session, source(10**6), detached=True, ledger=ledger):
+            reports.append(report)
+            if len(reports) == count:
+                break
+        return reports
+
+    async with fr.LocalCluster(ps=1, worker=2, imports=IMPORTS) as cluster:
+        async with fr.Session(graph, cluster=cluster, name="job") as session:
+            reports = await some(session, 3)
+        async with fr.Session(graph, cluster=cluster, name="other") as other:
+            while await other.run(trainer.step) < 20:
+                pass  # nobody reads of these
+            assert await trainer.stop(other)
+            assert not await trainer.stop(other)
+            made = int(await other.run(trainer.step))
+        async with fr.Session(graph, cluster=cluster, name="job") as session:
+            reports += await some(session, 10**6)
+            assert steps_of(reports) == list(range(1, made + 1))
+            reports += await some(session, 3)
+            assert await trainer.stop(session)
+    used = used_by(*reports)
+    assert len(used) == len(set(used))
+    assert fr.Ledger(ledger).violations == ()
+
+
+@pytest.mark.timeout(60)
 async def test_a_detached_run_goes_on_without_a_replica_that_dies_and_who_attaches_brings_it_back() -> None:
     graph, trainer = built(servers=1)
     async with fr.LocalCluster(ps=1, worker=2, imports=IMPORTS) as cluster:
