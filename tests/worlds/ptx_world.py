@@ -1,6 +1,8 @@
 """Run as a program: every CUDA twin that the examples launch, compiled to PTX, which takes NVVM and no GPU.
 
-Prints one JSON object: how many variants of each op were compiled, and what failed.
+Prints one JSON object: how many variants of each op were compiled, and what failed. With ``--assemble`` NVIDIA's own
+assembler makes machine code for an H100 of each, too, which takes nvJitLink (flowrt[cuda13]) and still no GPU: that
+refuses what PTX does not tell, as more shared memory than there is.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from flowrt.kernels import cuda
 from flowrt.kernels.language.table import KERNELS, Form
 from flowrt.kernels.launch import LaunchStep, apply_kernel
 
-CAPABILITY = (8, 0)  # of the GPU that it is compiled for
+ASSEMBLE = "--assemble" in sys.argv
+CAPABILITY = (9, 0) if ASSEMBLE else (8, 0)  # of the GPU that it is compiled for
 
 
 class World:
@@ -60,9 +63,29 @@ class World:
             try:
                 ptx, _ = numba_cuda.compile(entry.py_func, signature, cc=CAPABILITY, device=False, abi="numba")
                 assert ".entry" in ptx or ".visible" in ptx
+                if ASSEMBLE:
+                    assemble(ptx)
                 self.compiled[op] += 1
             except Exception as error:
                 self.failures.append(f"{op} of {signature}: {type(error).__name__}: {str(error)[:400]}")
+
+
+def assemble(ptx: str) -> None:
+    """Have NVIDIA's assembler make machine code. Raises with what it says where it does not."""
+    from cuda.bindings import nvjitlink
+
+    options = [f"-arch=sm_{''.join(map(str, CAPABILITY))}"]
+    link, code = nvjitlink.create(len(options), options), ptx.encode() + b"\0"
+    try:
+        nvjitlink.add_data(link, nvjitlink.InputType.PTX, code, len(code), "kernel")
+        nvjitlink.complete(link)
+        assert nvjitlink.get_linked_cubin_size(link)
+    except nvjitlink.nvJitLinkError as error:
+        said = bytearray(nvjitlink.get_error_log_size(link))
+        nvjitlink.get_error_log(link, said)
+        raise RuntimeError(said.decode(errors="replace")) from error
+    finally:
+        nvjitlink.destroy(link)
 
 
 def _signature(step: LaunchStep) -> Any:
