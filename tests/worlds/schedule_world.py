@@ -661,6 +661,7 @@ class World:
 class Trainer(SimpleNamespace):
     """What a client needs of a trainer."""
 
+    scale = None  # its loss is as it is
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
