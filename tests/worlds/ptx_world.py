@@ -7,6 +7,7 @@ refuses what PTX does not tell, as more shared memory than there is.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import warnings
@@ -106,6 +107,8 @@ def _signature(step: LaunchStep) -> Any:
 
 def main() -> None:
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=CAPABILITY)  # there is none to ask
+    gc.freeze()  # compilers make much that stays: to look through it again and again took an eighth of their time
+    gc.set_threshold(100_000, 20, 100)
     world = World()
     for example in EXAMPLES:
         if max((a.size for a in example.arrays), default=0) <= 1000:
