@@ -77,7 +77,7 @@ class TellingApart(Adaptive):
         digest = blake2b(digest_size=16)
         assert self._history is not None
         known = self._history.arrivals
-        for value in (replace(self._history, arrivals=None), known):
+        for value in (replace(self._history, arrivals=None), replace(known, spread=None), known.spread):
             for fact in (getattr(value, part.name) for part in fields(value)):
                 digest.update(fact.tobytes() if isinstance(fact, np.ndarray) else repr(fact).encode())
         return replace(self, seen=digest.digest())
@@ -88,7 +88,13 @@ class TellingApart(Adaptive):
             return self
         known, rows = self._history.arrivals.of(len(order)), list(order)
         assert not known.fresh, "versions that are yet to be looked at name replicas, too"
-        known = replace(known, own=known.own[:, rows], usual=known.usual[rows], alive=known.alive[rows])
+        known = replace(
+            known,
+            logs=known.logs[:, rows],
+            fates=known.fates[:, rows],
+            usual=known.usual[rows],
+            alive=known.alive[rows],
+        )
         return replace(self, _history=replace(self._history, arrivals=known))._told_apart()
 
 

@@ -3,69 +3,66 @@
 Law: pure; a version that was applied answers new knowledge. A time that was cut off says that it is longer, no more.
 
 A time is read as the version's own factor, the same for all replicas, times what is usual for the replica, times
-chance; in logarithms all three add up. Times are counted in bins of `WIDTH`, which are moved along when everything
-becomes faster or slower for good. For each replica, and each bin, it is counted how often the replica had not come
-before it, and how often it came in it, older versions less and less: the quotient is the chance to come then, if not
-before (Kaplan and Meier, "Nonparametric Estimation from Incomplete Observations", J. Am. Stat. Assoc. 53, 1958; in its
-actuarial form). Where a replica was seen seldom, the chance is that of all replicas at as many times their usual time;
-and where nobody ever was, what has taken t goes on for another t or so, as what has no scale does.
+chance; in logarithms all three add up. The versions of late are kept, and taken apart again whenever some were added,
+so that no old mistake is built upon. First by medians, which do not mind a few stragglers (Tukey, "Exploratory Data
+Analysis", 1977, ch. 11). Then by likelihood: how times spread around what is usual says how likely each factor makes
+what came, and how often factors occur is what makes all of that most likely (Laird, "Nonparametric Maximum Likelihood
+Estimation of a Mixing Distribution", J. Am. Stat. Assoc. 73, 1978). So where little is common to all, as of independent
+delays, however heavy their tails, one late replica says nothing of the others; where much is, all are late together,
+and nobody is slow.
 
-How much of the spread is common to all replicas is estimated too: with little of it, as of independent delays, however
-heavy their tails, one late replica says nothing of the others; with much, all are late together, and nobody is slow.
+Without their versions' factors times are counted in bins, for each replica: how often it had not come before a bin, and
+how often it came in it, older versions less and less: the quotient is the chance to come then, if not before (Kaplan
+and Meier, "Nonparametric Estimation from Incomplete Observations", J. Am. Stat. Assoc. 53, 1958; in its actuarial
+form). Where a replica was seen seldom, the chance is that of all replicas at as many times their usual time; and where
+nobody ever was, what has taken t goes on for another t or so, as what has no scale does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log, sqrt
+from math import log
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from flowrt.base.valueclass import replace, valueclass
+from flowrt.sched.policies.spread import (
+    ANY,
+    BINS,
+    FACTORS,
+    LINDY,
+    MIDDLE,
+    PLACES,
+    SURPRISE,
+    WIDTH,
+    Spread,
+    believe,
+)
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-WIDTH = 0.02  # of a bin, in logarithms: 2 %
-BINS = 400
-MIDDLE = 200  # where times that were seen of late lie: bins reach from 1/50 to 50 times that
-STRAY = 20  # bins that they may be away from there
-LATE = 0.1  # how much of "of late" is the last version
-
+WINDOW = 64  # versions that are kept
 OWN = 0.5 ** (1 / 12)  # what a replica's times count for a version later: half of it after 12
 POOL = 0.5 ** (1 / 60)  # what those of all do
+USUAL = 0.5 ** (1 / 40)  # what a version's factor does
+DOUBT = 0.5  # versions of its own that what has no scale counts as much as, where its usual time is asked for
 TRUST = 3.0  # what is known of all replicas counts as much as so many versions of its own
-LINDY = 1 - exp(-WIDTH)  # the chance to come in a bin, where nothing is known
-
-FOLLOW = 0.2  # of the factor of one version is taken to last
-COMMON = 0.25  # the variance of the logarithm of versions' factors, before any was seen
-STEADY = 0.03  # how much one version counts in that, at least
-SAMPLE = 64  # replicas that it is estimated from, at most
+SAMPLE = 64  # replicas that a factor is estimated from while a version is open, at most
+NONE = 0.5  # how likely it is that nothing slowed all of a version: what chance explains needs no factor
+ROUNDS = 3  # times that factors are estimated by likelihood, each time with what follows of the last
+CASES = 7  # of about the same chance, that the factor of an open version is summed up by
 
 YOUNG = 16  # versions until which each is looked at as it comes
 BATCH = 4  # versions that are looked at together from then on, and one more for every
 CROWD = 64  # replicas
 
+AWAY, CAME, CUT = range(3)  # what became of a replica in a version: nothing, or when, or not by when
+GRID = np.exp(WIDTH * np.arange(1, BINS + 1))
+
 Version: TypeAlias = (
     "tuple[list[int], list[float], list[int], float]"  # who came, after what seconds, who did not by when
 )
-
-
-def _factors() -> Array:
-    """Factors that a version may have, in bins: each one near 1, fewer far from it."""
-    side = [1]
-    while side[-1] < 110:
-        side.append(max(side[-1] + 1, int(side[-1] * 1.15)))
-    return np.array([*(-step for step in reversed(side)), 0, *side])
-
-
-FACTORS = _factors()
-LOGS = FACTORS * WIDTH
-SPANS = np.abs(LOGS)
-GAPS = np.gradient(FACTORS.astype(float))
-GRID = np.exp(WIDTH * np.arange(BINS + 1))
-PLACES = np.arange(BINS)
-BLUR = np.array([1, 4, 6, 4, 1]) / 16
 
 
 @valueclass
@@ -75,45 +72,41 @@ class Arrivals:
     Args:
         versions: How many were looked at.
         fresh: Those that are not yet.
-        origin: The logarithm of the seconds at which the first bin begins.
-        late: The logarithm of the seconds that updates took of late.
-        own: [2, replicas, bins]: how often a replica came in a bin, and how often it had not come before it.
-        pool: [2, bins], the same of all replicas, where ``MIDDLE`` is each one's own usual time.
+        logs: [versions, replicas]: the logarithm of the seconds after which one came, or was cut off.
+        fates: [versions, replicas]: which of `AWAY`, `CAME` and `CUT` it was.
+        factors: [versions]: the logarithm of what slowed all of a version.
+        frequent: [factors]: how often each of `FACTORS` was.
+        spread: How times lie around replicas' usual ones.
         usual: [replicas]: the logarithm of the median of its seconds.
+        origin: The logarithm of the seconds at which the first bin begins.
         alive: [replicas, bins + 1]: the chance not to have come by the left end of a bin.
-        common: The variance of the logarithm of versions' factors.
-        log_density: [bins]: the logarithm of the chance that a replica comes in a bin, relative to its usual one.
-        log_alive: [bins]: the same of its coming later than in the middle of that bin.
     """
 
     versions: int
     fresh: tuple[Version, ...]
-    origin: float
-    late: float
-    own: Array
-    pool: Array
+    logs: Array
+    fates: Array
+    factors: Array
+    frequent: Array
+    spread: Spread
     usual: Array
+    origin: float
     alive: Array
-    common: float
-    log_density: Array
-    log_alive: Array
 
     @classmethod
     def start(cls, replicas: int, seconds: float) -> Arrivals:
         """Nothing is known, but that ``seconds`` are a usual time."""
-        none = np.zeros(BINS)
         return cls(
             versions=0,
             fresh=(),
-            origin=_log(seconds) - MIDDLE * WIDTH,
-            late=_log(seconds),
-            own=np.zeros((2, replicas, BINS), np.float32),
-            pool=np.zeros((2, BINS)),
+            logs=np.zeros((0, replicas), np.float32),
+            fates=np.zeros((0, replicas), np.int8),
+            factors=np.zeros(0),
+            frequent=ANY,
+            spread=Spread.unknown(),
             usual=np.full(replicas, _log(seconds)),
+            origin=_log(seconds) - MIDDLE * WIDTH,
             alive=np.ones((replicas, BINS + 1), np.float32),
-            common=COMMON,
-            log_density=none,
-            log_alive=none,
         )
 
     @property
@@ -123,12 +116,16 @@ class Arrivals:
 
     def of(self, replicas: int) -> Arrivals:
         """The same, of so many replicas at least; of new ones what is known of all holds."""
-        more = replicas - self.replicas
-        if more <= 0:
+        if replicas <= self.replicas:
             return self
-        own = np.pad(self.own, ((0, 0), (0, more), (0, 0)))
-        middle = self.origin + MIDDLE * WIDTH
-        return replace(self, own=own, usual=np.append(self.usual, np.full(more, middle)))._foresee()
+        return self._widened(replicas)._foresee()
+
+    def _widened(self, replicas: int) -> Arrivals:
+        more = ((0, 0), (0, max(replicas - self.replicas, 0)))
+        middle = np.full(more[1][1], self.origin + MIDDLE * WIDTH)
+        return replace(
+            self, logs=np.pad(self.logs, more), fates=np.pad(self.fates, more), usual=np.append(self.usual, middle)
+        )
 
     # ── what is to come ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,47 +138,40 @@ class Arrivals:
         """
         if (most := max((*came, *able))) >= self.replicas:
             return self.of(most + 1).expected(came, seconds, able, now)
-        factor = self._factor_of(came, seconds, able, now)
-        place = min(max((_log(now) - self.origin - factor) / WIDTH + 1e-6, 0.0), BINS - 1.5)
-        at = int(place)
+        chances, factors = _cases(self.factor_of(came, seconds, able, now))
+        places = ((_log(now) - self.origin - factors) / WIDTH + 1e-6).clip(0, BINS - 1.5)
+        at = places.astype(np.int64)
+        right = (places - at)[:, None]
         pending = np.array(able)
-        left, right = self.alive[pending, at], self.alive[pending, at + 1]
-        surely = np.zeros(self.replicas, np.float32)
-        surely[pending] = 1 / np.maximum(left + np.float32(place - at) * (right - left), np.float32(1e-20))
-        return GRID[at + 1 :] * exp(self.origin + factor), len(able) - surely @ self.alive[:, at + 1 :]
+        here = (1 - right) * self.alive[pending, at[:, None]] + right * self.alive[pending, at[:, None] + 1]
+        surely = np.zeros((len(at), self.replicas), np.float32)
+        surely[:, pending] = chances[:, None] / np.maximum(here, 1e-20)
+        alive = np.einsum("cr,rb->cb", surely, self.alive)  # not by BLAS, as in `Spread.evidences`
+        then = np.minimum(at[:, None] + 1 + PLACES, BINS - 1)
+        cases = np.arange(len(at))[:, None]
+        later = (1 - right) * alive[cases, then] + right * alive[cases, then + 1]
+        return max(now, 1e-9) * GRID, len(able) - later.sum(axis=0)
 
-    def _factor_of(self, came: Sequence[int], seconds: Sequence[float], able: Sequence[int], now: float) -> float:
-        """The logarithm of the factor of the version that is open."""
-        if self.versions > 1 and self.common < 1e-4:  # 1 %: not worth a look
-            return 0.0
+    def factor_of(self, came: Sequence[int], seconds: Sequence[float], able: Sequence[int], now: float) -> Array:
+        """[factors]: how likely each is that of the version that is open."""
         step = 1 + (len(came) + len(able)) // SAMPLE
-        some = np.array(came[::step]), np.array(able[::step])
-        return self._believe(self._evidence(*some, np.log(np.maximum(seconds[::step], 1e-9)), _log(now)))
-
-    def _evidence(self, came: Array, missing: Array, logs: Array, cut: float) -> Array:
-        """For each of `FACTORS`, the logarithm of how likely it makes what came, and others have not by ``cut``."""
-        places = self._relative(came, logs)
-        likely: Array = np.add.reduce(self.log_density.take(places[:, None] - FACTORS, mode="clip"))
-        if len(missing):
-            places = self._relative(missing, cut)
-            likely += np.add.reduce(self.log_alive.take(places[:, None] - FACTORS, mode="clip"))
-        return likely
+        there = self._relative(np.array(came[::step]), np.log(np.maximum(seconds[::step], 1e-9)))
+        gone = self._relative(np.array(able[::step], np.int64), _log(now))
+        return believe(self.spread.evidence(there, gone), self._to_expect())
 
     def _relative(self, replicas: Array, logs: Array | float) -> Array:
         """In which bins times lie, where each replica's usual one is in the middle."""
         bins: Array = ((logs - self.usual[replicas]) / WIDTH + (MIDDLE + 1e-6)).astype(np.int64)
         return bins
 
-    def _believe(self, evidence: Array) -> float:
-        """The mean of the logarithm of the factor by Bayes' rule.
-
-        Factors are supposed to fall off as Laplace's distribution does, which takes to rare large ones.
-        """
-        weights = evidence - SPANS * sqrt(2 / max(self.common, 1e-8))
-        weights -= np.maximum.reduce(weights)
-        np.exp(weights, out=weights)
-        weights *= GAPS
-        return float(weights @ LOGS / np.add.reduce(weights))
+    def _to_expect(self) -> Array:
+        """[factors]: how likely each is before a version shows anything: as it was frequent, or close to that."""
+        near = 0.5 * self.frequent
+        near[1:] += 0.25 * self.frequent[:-1]
+        near[:-1] += 0.25 * self.frequent[1:]
+        near *= 1 - SURPRISE
+        near += SURPRISE * ANY
+        return near
 
     # ── what came ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -190,108 +180,115 @@ class Arrivals:
         fresh = (*self.fresh, (came, seconds, missing, closed))
         if self.versions >= YOUNG and len(fresh) < BATCH + self.replicas // CROWD:
             return replace(self, fresh=fresh)
-        most = max(max((*came, *missing)) for came, _, missing, _ in fresh)
-        known = self.of(most + 1)
-        known = replace(known, own=known.own * np.float32(OWN ** len(fresh)))  # counted in, in place, from here on
-        for number, version in enumerate(fresh, start=1):
-            known = known._take(*version, np.float32(OWN ** (len(fresh) - number)))
-        return replace(known, fresh=())._foresee()._follow()
+        known = self._widened(1 + max(max((*came, *missing)) for came, _, missing, _ in fresh))._append(fresh)._polish()
+        for _ in range(ROUNDS):
+            known = known._deconvolve()
+        return known._foresee()
 
-    def _take(
-        self, came: list[int], seconds: list[float], missing: list[int], closed: float, weight: np.float32
-    ) -> Arrivals:
-        """With a version, which is counted by ``weight``."""
-        there, gone = np.array(came), np.array(missing, np.int64)
-        logs, cut = np.log(np.maximum(seconds, 1e-9)), _log(closed)
-        factor, common = self._factor_and_common(there, gone, logs, cut) if self.versions else (0.0, self.common)
-        origin, passing = self.origin + FOLLOW * factor, (1 - FOLLOW) * factor
-        logs, cut = logs - passing, cut - passing
-        arrived = ((logs - origin) / WIDTH).astype(np.int64).clip(0, BINS - 1)
-        ended = min(max(int((cut - origin) / WIDTH), 0), BINS - 1)
-        self._count(there, arrived, gone, ended, weight)
+    def _append(self, fresh: tuple[Version, ...]) -> Arrivals:
+        """With these among the versions that are kept, the oldest of which make room."""
+        logs = np.zeros((len(fresh), self.replicas), np.float32)
+        fates = np.zeros((len(fresh), self.replicas), np.int8)
+        for row, (came, seconds, missing, closed) in enumerate(fresh):
+            logs[row, came], fates[row, came] = np.log(np.maximum(seconds, 1e-9)), CAME
+            logs[row, missing], fates[row, missing] = _log(closed), CUT
         return replace(
             self,
-            versions=self.versions + 1,
-            origin=origin,
-            late=self.late + LATE * (float(logs[len(logs) // 2]) + passing - self.late),
-            common=common,
-            pool=self._count_pool(self._relative(there, logs), self._relative(gone, cut)),
+            versions=self.versions + len(fresh),
+            fresh=(),
+            logs=np.concatenate([self.logs, logs])[-WINDOW:],
+            fates=np.concatenate([self.fates, fates])[-WINDOW:],
         )
 
-    def _factor_and_common(self, came: Array, missing: Array, logs: Array, cut: float) -> tuple[float, float]:
-        """The logarithm of a version's factor, and the variance of such.
+    def _polish(self) -> Arrivals:
+        """With versions' factors by medians, and those spread around 1.
 
-        Where less than half of the replicas came it may be either, so nothing is learned of the variance.
+        Half of the replicas must have come, but for those that had not yet to; how times spread is taken from these
+        versions alone, as one in which only the first ones came would confirm whatever is thought of the others.
         """
-        step = 1 + (len(came) + len(missing)) // SAMPLE
-        evidence = self._evidence(came[::step], missing[::step], logs[::step], cut)
-        factor, square = self._believe(evidence), _square(evidence)
-        share = max(STEADY, 1 / (self.versions + 3))
-        if len(came) >= len(missing):
-            return factor, self.common + share * (square - self.common)
-        return factor, self.common * (1 - share) if self.common > 0 else self.common
+        offsets = self.logs - self.usual
+        came = np.sort(np.where(self.fates == CAME, offsets, np.inf), axis=1)
+        there, rows = (self.fates == CAME).sum(axis=1), np.arange(len(came))
+        first = came[rows, (there - 1) // 2]
+        late = ((self.fates == CUT) & (offsets >= first[:, None])).sum(axis=1)
+        enough = there > late
+        due = np.where(enough, there + late, there)
+        factors = 0.5 * (came[rows, (due - 1) // 2] + came[rows, due // 2])
+        middle = float(np.median(factors[enough] if enough.any() else factors))
+        known = replace(self, factors=factors - middle, usual=self.usual + middle)
+        return known._pooled(enough if enough.any() else ~enough)
 
-    def _count(self, came: Array, arrived: Array, missing: Array, ended: int, weight: np.float32) -> None:
-        """Count in which bin each came, and in which ones before that it had not."""
-        self.own[0, came, arrived] += weight
-        self.own[1, came] += weight * (arrived[:, None] >= PLACES)
-        self.own[1, missing, :ended] += weight
-        self.own[1, missing, ended] += weight / 2  # somewhere in that bin, nobody knows where
+    def _deconvolve(self) -> Arrivals:
+        """With versions' factors by likelihood, as times spread and factors were frequent until now."""
+        versions, seen = len(self.logs), self.fates != AWAY
+        places = self._bins(self.logs - self.usual) + BINS * (self.fates == CUT)
+        places += 2 * BINS * np.arange(versions)[:, None]
+        counts = np.bincount(places[seen], minlength=versions * 2 * BINS).reshape(versions, 2 * BINS)
+        tried = self.spread.likely_factors(self.factors)
+        usual = (1 - SURPRISE) * (NONE * (FACTORS == 0) + (1 - NONE) * self.frequent) + SURPRISE * ANY
+        beliefs = believe(self.spread.evidences(counts, tried), usual[tried])
+        weights = self._weights(USUAL)
+        frequent = np.zeros(len(FACTORS))
+        frequent[tried] = (weights[:, None] * beliefs).sum(axis=0) / weights.sum()
+        factors = (beliefs * (FACTORS[tried] * WIDTH)).sum(axis=1)
+        return replace(self, factors=factors, frequent=frequent)._pooled(np.ones(versions))
 
-    def _count_pool(self, arrived: Array, ended: Array) -> Array:
-        """As `_count`, of all, each relative to its usual bin; among the counts that it had, older by a version now."""
-        pool = self.pool * POOL
-        came, cut = (np.bincount(bins.clip(0, BINS - 1), minlength=BINS) for bins in (arrived, ended))
-        pool[0] += came
-        pool[1] += (came + cut)[::-1].cumsum()[::-1] - 0.5 * cut
-        return pool
+    def _pooled(self, versions: Array) -> Arrivals:
+        """With how times spread around what is usual, by the factors of these ``versions`` as they are known."""
+        places = self._bins(self.logs - self.usual - self.factors[:, None])
+        weights = np.broadcast_to((versions * self._weights(POOL))[:, None], places.shape)
+        came, cut = (
+            np.bincount(places[there], weights[there], BINS) for there in (self.fates == CAME, self.fates == CUT)
+        )
+        return replace(self, spread=Spread.of(came, cut))
 
     def _foresee(self) -> Arrivals:
-        """With what follows of the counts."""
-        of_all = (self.pool[0] + LINDY) / (self.pool[1] + 1)
-        alive = np.ones(BINS + 1)
-        np.cumprod(1 - of_all, out=alive[1:])
-        density = np.convolve(alive[:-1] - alive[1:], BLUR, "same")
-        log_alive = np.log(np.maximum(0.5 * (alive[1:] + alive[:-1]), 1e-30))
-        bins = np.rint((self.usual - self.origin) / WIDTH).astype(np.int64)
-        shifted = of_all.take(PLACES - (bins - MIDDLE)[:, None], mode="clip")
-        chances = (self.own[0] + TRUST * shifted) / (self.own[1] + TRUST)
-        own = np.ones((self.replicas, BINS + 1), np.float32)
-        np.cumprod(1 - chances, axis=1, out=own[:, 1:], dtype=np.float32)
-        return replace(
-            self,
-            alive=own,
-            usual=self.origin + WIDTH * (own > 0.5).sum(axis=1),
-            log_density=np.log(np.maximum(density, 1e-12)),
-            log_alive=log_alive,
+        """With what follows for each replica.
+
+        What is usual for it is by its own times alone: who was never waited for would else be thought to come as the
+        others do, as soon as nobody waits any more.
+        """
+        origin = float(np.median(self.usual)) - MIDDLE * WIDTH
+        middles = np.rint((self.usual - origin) / WIDTH).astype(np.int64)
+        came, cut = self._counted(origin)
+        there = (came + cut)[:, ::-1].cumsum(axis=1)[:, ::-1] - 0.5 * cut  # cut off in a bin, nobody knows where
+        of_all = self.spread.hazards.take(PLACES - (middles - MIDDLE)[:, None], mode="clip")
+        alive = np.ones((self.replicas, BINS + 1), np.float32)
+        np.cumprod(1 - (came + TRUST * of_all) / (there + TRUST), axis=1, out=alive[:, 1:])
+        own = np.cumprod(1 - (came + DOUBT * LINDY) / (there + DOUBT), axis=1)
+        usual = np.where(there[:, 0] > 0, (own > 0.5).sum(axis=1), MIDDLE)
+        return replace(self, origin=origin, alive=alive, usual=origin + WIDTH * usual)
+
+    def _counted(self, origin: float) -> tuple[Array, Array]:
+        """[replicas, bins]: how much came, and was cut off, in each bin after ``origin``."""
+        places = ((self.logs - self.factors[:, None] - origin) / WIDTH).astype(np.int64).clip(0, BINS - 1)
+        places += BINS * np.arange(self.replicas)
+        weights = np.broadcast_to(self._weights(OWN)[:, None], places.shape)
+        came, cut = (
+            np.bincount(places[there], weights[there], self.replicas * BINS).reshape(self.replicas, BINS)
+            for there in (self.fates == CAME, self.fates == CUT)
         )
+        return came, cut
 
-    def _follow(self) -> Arrivals:
-        """With bins moved so that times of late lie in the middle of them."""
-        off = int((self.late - self.origin) / WIDTH) - MIDDLE
-        if abs(off) <= STRAY:
-            return self
-        places = PLACES + off
-        own = self.own.take(places, axis=2, mode="clip")
-        own[0][:, (places < 0) | (places >= BINS)] = 0
-        own[1][:, places >= BINS] = 0
-        return replace(
-            self,
-            origin=self.origin + off * WIDTH,
-            own=own,
-            alive=self.alive.take(np.arange(BINS + 1) + off, axis=1, mode="clip"),
-        )
+    def _weights(self, keep: float) -> Array:
+        """[versions]: what each counts, if a version later it counts ``keep`` of that."""
+        return keep ** np.arange(len(self.logs))[::-1]
+
+    def _bins(self, logs: Array) -> Array:
+        """In which bins they lie, where none of 1 is in the middle."""
+        bins: Array = (logs / WIDTH + (MIDDLE + 1e-6)).astype(np.int64).clip(0, BINS - 1)
+        return bins
 
 
-def _square(evidence: Array) -> float:
-    """The square of the logarithm of a version's factor less what chance adds to that.
-
-    It is of the evidence alone, so that it does not confirm what was believed before.
-    """
-    weights = np.exp(evidence - evidence.max()) * GAPS
-    weights /= weights.sum()
-    mean = float(weights @ LOGS)
-    return mean * mean - float(weights @ (LOGS - mean) ** 2)
+def _cases(beliefs: Array) -> tuple[Array, Array]:
+    """Chances, and the logarithms of factors that stand for all of `FACTORS`; one where they are all but the same."""
+    mean = float(beliefs @ FACTORS)
+    if float(beliefs @ (FACTORS - mean) ** 2) < 1.0:
+        return np.ones(1), np.array([mean * WIDTH])
+    case = np.minimum((np.cumsum(beliefs) - 0.5 * beliefs) * CASES, CASES - 1).astype(np.int64)
+    chances, sums = np.bincount(case, beliefs), np.bincount(case, beliefs * FACTORS)
+    some = chances > 1e-6
+    return chances[some], WIDTH * sums[some] / chances[some]
 
 
 def _log(seconds: float) -> float:

@@ -12,8 +12,9 @@ import flowrt as fr
 from flowrt.base.errors import GraphError
 from flowrt.sched.policies import asking, policy_from_data, policy_to_data
 from flowrt.sched.policies.adaptive import APART
-from flowrt.sched.policies.arrivals import BINS, SAMPLE, Arrivals
+from flowrt.sched.policies.arrivals import SAMPLE, WINDOW, Arrivals
 from flowrt.sched.policies.noise import LARGEST, NoiseScale
+from flowrt.sched.policies.spread import BINS, FACTORS, LINDY, MIDDLE, WIDTH, Spread
 from flowrt.train import Adaptive, Close, Offer, Policy, Record, WaitUntil
 
 
@@ -230,6 +231,18 @@ def test_it_is_as_good_as_the_best_number_or_better(scale: float) -> None:
     assert found["changes"] < 1.02
 
 
+@pytest.mark.parametrize("scale", [1.0, 64.0])
+def test_what_slows_all_at_once_is_no_reason_to_leave_anybody_behind(scale: float) -> None:
+    rng, steps, n = np.random.default_rng(13), 600, 6
+    base = 1 + 0.05 * rng.uniform(-1, 1, (steps, n))
+    found = {
+        "at times": ratio(base * np.where(rng.random((steps, 1)) < 0.3, 3.0, 1.0), n, scale, steps),
+        "heavy tail": ratio(base * (rng.pareto(2.0, (steps, 1)) + 1), n, scale, steps),
+    }
+    print(found)
+    assert max(found.values()) < 1.05
+
+
 # ── what it is made of ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -305,12 +318,12 @@ def test_noise_that_grows_makes_it_wait_for_more_whatever_steps_were_worth_befor
 
 
 def test_who_was_not_waited_for_counts_half_in_the_bin_where_that_ended() -> None:
-    known = Arrivals.start(3, 1.0).learn([0, 1], [1.0, 1.0], [2], 1.0)
-    came, there = known.own[:, 0], known.own[:, 2]
-    (at,) = np.flatnonzero(came[0])
-    assert came[1].tolist() == [1.0] * (at + 1) + [0.0] * (BINS - at - 1)
-    assert there[0].sum() == 0
-    assert there[1].tolist() == [1.0] * at + [0.5] + [0.0] * (BINS - at - 1)
+    came, cut = np.zeros(BINS), np.zeros(BINS)
+    came[MIDDLE], cut[MIDDLE] = 20, 10
+    hazards = Spread.of(came, cut).hazards
+    assert hazards[MIDDLE] == pytest.approx(20 / 25, rel=0.01)
+    assert hazards[:MIDDLE].max() < 1e-3
+    assert hazards[MIDDLE + 1 :] == pytest.approx(LINDY)
 
 
 @pytest.mark.parametrize("replicas", [SAMPLE, SAMPLE + 1, 3 * SAMPLE])
@@ -326,6 +339,28 @@ def test_a_slow_version_of_many_replicas_is_known_by_a_sample_of_them(replicas: 
         seconds = np.sort(factor * rng.lognormal(0.0, 0.05, replicas))[:half].tolist()
         times, more = known.expected(everybody[:half], seconds, everybody[half:], seconds[-1])
         assert np.interp(factor * 1.25, times, more) > 0.8 * (replicas - half)
+
+
+def test_what_slows_all_of_a_version_is_told_from_what_slows_one() -> None:
+    rng = np.random.default_rng(4)
+    known, factors = Arrivals.start(6, 1.0), rng.pareto(2.0, 80) + 1
+    for factor in factors:
+        seconds = np.sort(factor * (1 + 0.05 * rng.uniform(-1, 1, 6))).tolist()
+        known = known.learn(rng.permutation(6)[:4].tolist(), seconds[:4], [4, 5], seconds[3])
+    assert len(known.factors) == WINDOW
+    seen = factors[: known.versions][-WINDOW:]
+    assert np.std(known.factors - np.log(seen)) < 0.03
+    closest = known.factor_of([0, 1], [6.9, 7.0], [2, 3, 4, 5], 7.0) @ FACTORS * WIDTH
+    assert closest - (known.factors - np.log(seen)).mean() == pytest.approx(np.log(7.0), abs=0.1)
+
+
+def test_delays_that_have_nothing_in_common_have_no_factor() -> None:
+    rng = np.random.default_rng(5)
+    known = Arrivals.start(8, 1.0)
+    for _ in range(80):
+        seconds = (0.7 + rng.exponential(0.3, 8)).tolist()
+        known = known.learn(list(range(8)), seconds, [], max(seconds))
+    assert np.std(known.factors) < 0.03
 
 
 def test_it_tries_again_and_again_whether_who_was_slow_comes_but_not_all_the_time() -> None:

@@ -1,0 +1,112 @@
+"""How far replicas' times are from their usual ones, what slowed all of a version apart; and by that, how much did.
+
+Law: pure. Times are counted in bins of `WIDTH`, in logarithms; what is usual lies in the middle one.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flowrt.base.valueclass import valueclass
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+WIDTH = 0.02  # of a bin, in logarithms: 2 %
+BINS = 400
+MIDDLE = 200  # bins reach from 1/50 to 50 times what is usual
+REACH = 150  # factors, from 1/20 to 20
+LINDY = 1 - exp(-WIDTH)  # the chance to come in a bin, where nothing is known
+UNKNOWN = 0.1  # times as much as one that was seen, that counts
+WIDEST = 40.0  # bins, of what smooths a density
+MARGIN = 25  # bins around factors that seem likely, in which others are tried, too, and as many as times spread over
+
+FACTORS = np.arange(-REACH, REACH + 1)
+PLACES = np.arange(BINS)
+ANY = np.exp(-np.abs(FACTORS) * WIDTH / 0.7)
+ANY /= ANY.sum()  # how likely each factor is, where nothing is known
+SURPRISE = 0.03  # how likely one is that has nothing to do with earlier ones
+
+
+@valueclass
+class Spread:
+    """The distribution of times around their usual ones.
+
+    Args:
+        hazards: [bins]: the chance to come in a bin, if not before.
+        reached: [bins]: the chance to come in it or before.
+        log_density: [bins]: the logarithm of the chance to come in it, smoothed as the number of times deserves.
+        log_alive: [bins]: the same of coming later than in its middle.
+    """
+
+    hazards: Array
+    reached: Array
+    log_density: Array
+    log_alive: Array
+
+    @classmethod
+    def unknown(cls) -> Spread:
+        """Nothing is known of them."""
+        return cls(np.full(BINS, LINDY), (PLACES + 0.5) / BINS, np.zeros(BINS), np.zeros(BINS))
+
+    @classmethod
+    def of(cls, came: Array, cut: Array) -> Spread:
+        """By how much weight came in each bin, and how much was cut off in it: Kaplan and Meier's, see `arrivals`.
+
+        The density is smoothed by Silverman's rule ("Density Estimation", 1986, 3.31): the gaps between few times that
+        are far from each other mean nothing, and factors must not be fitted to them.
+        """
+        hazards = (came + UNKNOWN * LINDY) / ((came + cut)[::-1].cumsum()[::-1] - 0.5 * cut + UNKNOWN)
+        alive = np.ones(BINS + 1)
+        np.cumprod(1 - hazards, out=alive[1:])
+        reached = 1 - alive[1:]
+        tenth, fourth, last_fourth, last_tenth = np.searchsorted(reached, (0.1, 0.25, 0.75, 0.9)).tolist()
+        deviation = min((last_fourth - fourth) / 1.35, (last_tenth - tenth) / 2.56)
+        density = _smoothed(-np.diff(alive), 0.9 * deviation * max(float(came.sum()), 1.0) ** -0.2)
+        later = np.maximum(1 - np.cumsum(density) + 0.5 * density, 1e-9)
+        return cls(hazards, reached, np.log(density + 1e-9), np.log(later))
+
+    def evidence(self, came: Array, missing: Array) -> Array:
+        """For each of `FACTORS`, the logarithm of how likely it makes that these came in their bins, those in none."""
+        likely: Array = np.add.reduce(self.log_density.take(came[:, None] - FACTORS, mode="clip"))
+        if len(missing):
+            likely += np.add.reduce(self.log_alive.take(missing[:, None] - FACTORS, mode="clip"))
+        return likely
+
+    def evidences(self, counts: Array, tried: slice) -> Array:
+        """[versions, tried]: the same, by how many came in each bin, and were cut off in it: [versions, 2 * bins].
+
+        Summed without BLAS, whose threads would wait for each other longer than this takes.
+        """
+        rows, places = np.nonzero(counts)
+        bins = (places % BINS)[:, None] - FACTORS[tried]
+        bins.clip(0, BINS - 1, out=bins)
+        bins += (places - places % BINS)[:, None]
+        likely = np.concatenate([self.log_density, self.log_alive]).take(bins)
+        likely *= counts[rows, places][:, None]
+        starts = np.searchsorted(rows, np.arange(len(counts)))
+        summed: Array = np.add.reduceat(likely, starts)
+        return summed
+
+    def likely_factors(self, logs: Array) -> slice:
+        """Those of `FACTORS` that are worth a try where some are thought to have these logarithms, more or less."""
+        first, last = (min(max(int(log / WIDTH), -REACH), REACH) + REACH for log in (logs.min(), logs.max()))
+        margin = MARGIN + int(np.diff(np.searchsorted(self.reached, (0.05, 0.95)))[0])
+        return slice(max(first - margin, 0), last + margin + 1)
+
+
+def believe(evidence: Array, usual: Array) -> Array:
+    """[..., factors]: how likely each of them is, by Bayes' rule, where ``usual`` says how often it was."""
+    weights: Array = np.exp(evidence - np.maximum.reduce(evidence, axis=-1, keepdims=True)) * usual
+    weights /= np.add.reduce(weights, axis=-1, keepdims=True)
+    return weights
+
+
+def _smoothed(density: Array, deviation: float) -> Array:
+    """By a normal distribution of this standard deviation, in bins, one at least."""
+    deviation = min(max(deviation, 1.0), WIDEST)
+    steps = np.arange(-int(3 * deviation), int(3 * deviation) + 1)
+    kernel = np.exp(-0.5 * (steps / deviation) ** 2)
+    return np.convolve(density, kernel / kernel.sum(), "same")
