@@ -234,10 +234,10 @@ class Steady:
 
     @property
     def waits(self) -> bool:
-        """Whether no order is due for sure, as all goes as usual."""
+        """Whether no order is due for sure, as all goes as usual; one that is due need not be allowed yet."""
         if not (self._usual or self.usual):
             return False
-        return self._set is None or self.ordered_at is not None or self.version >= self.allowed
+        return self._set is None or self.ordered_at is not None
 
     def allow(self, version: int) -> None:
         """As `Coordinator.allow`."""
@@ -248,7 +248,7 @@ class Steady:
         if not self.usual:
             self.of, replicas = self.told().order(now)
             return replicas
-        if self.waits:
+        if self.waits or self.version >= self.allowed:
             return None
         self.ordered_at = now
         return tuple(range(self.replicas))

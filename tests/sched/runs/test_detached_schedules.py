@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from schedule_world import Violation, World
 from sim_loop import simulate
-from test_schedules import LONG, Length, drawn
+from test_schedules import BRIEF, LONG, Length, drawn
 
 from flowrt.base.errors import LedgerError
 from flowrt.base.valueclass import valueclass
@@ -244,3 +244,8 @@ def test_whoever_comes_leaves_and_dies_every_version_is_seen_and_every_batch_is_
         print(f"seed {seed}")
         rng = random.Random(seed)
         simulate(rng, lambda rng=rng: scenario(rng, LONG))
+
+
+def test_who_needs_no_permission_orders_what_all_have_offered() -> None:
+    rng = random.Random(7000129)  # once nobody asked whether a version may be ordered that was not allowed yet
+    simulate(rng, lambda: replicas_die_detached(rng, BRIEF))
