@@ -45,11 +45,15 @@ def checked_delays(delays: Mapping[str, str | float | Delay] | None, names: Sequ
     """The delays of tasks, parsed. Raises `GraphError` for what is none, or no task's."""
     if not delays:
         return {}
+    if not isinstance(delays, Mapping):
+        raise GraphError(
+            f"{user_site()}: delays are given by task, as {{'/job:worker/task:0': 'constant:0.1'}}, got {delays!r}"
+        )
     from flowrt.delays import parse  # for experiments alone
 
     parsed = {task: parse(delay) for task, delay in delays.items()}
     for task in parsed.keys() - {f"/job:{job}/task:{number}" for job, number in names}:
-        raise GraphError(f"a delay is given for {task}, which is not in the cluster")
+        raise GraphError(f"{user_site()}: a delay is given for {task}, which is not in the cluster")
     return parsed
 
 

@@ -113,6 +113,11 @@ def test_a_local_cluster_knows_its_tasks_before_it_starts() -> None:
         LocalCluster(client=1)
 
 
+def test_delays_that_are_of_no_task_say_how_they_are_given() -> None:
+    with pytest.raises(GraphError, match=r"test_cluster_spec.py:\d+: delays are given by task, .* got 'constant:1'"):
+        LocalCluster(worker=1, delays="constant:1")  # type: ignore[arg-type]
+
+
 # ── refusals of the worker ───────────────────────────────────────────────────────────────────────────────────────────
 
 
