@@ -47,6 +47,8 @@ def scenes(n: int, steps: int, rng: np.random.Generator) -> Iterator[tuple[str, 
     yield "all slow together at times", usual * np.where(rng.random((steps, 1)) < 0.2, 1.5, 1.0)
     yield "pauses of 5 s, one step in 50", usual + 5.0 * (rng.random((steps, n)) < 0.02)
     yield "bursts of 20 slow steps", np.where(_bursts(steps, n, rng), 4.0, 1.0) * usual
+    common = np.random.default_rng(steps).pareto(2.0, (steps, 1)) + 1
+    yield "all slow together, heavy tail", usual * common
     shift = usual.copy()
     shift[:middle, :few] *= 3
     shift[middle:, few : few + max(1, n // 4)] *= 2.2
