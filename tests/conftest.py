@@ -31,6 +31,7 @@ os.environ["FLOWRT_QUIET"] = "1"  # what a slow machine would say on the side is
 SIMULATOR = pytest.StashKey["subprocess.Popen[str]"]()
 SHARED_OUT = "PYTEST_XDIST_WORKER" in os.environ
 LONG = (  # what takes far longer than its number of tests tells: first where no kernel is compiled yet, then always
+    "test_ptx",
     "test_ops",
     "test_conv",
     "test_control_random",
@@ -62,6 +63,8 @@ LONG = (  # what takes far longer than its number of tests tells: first where no
     "test_going_back",
     "test_guide",
     "test_copies",
+    "test_checkpoint_nodes",
+    "test_typed",
     "test_runs_protocol",
     "test_detached",
     "test_whole_versions",
