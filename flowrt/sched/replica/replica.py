@@ -376,7 +376,7 @@ class Replica:
         return self._announced
 
     def _fail_batch(self, error: BaseException) -> None:
-        self._fail(max(self._at), error)
+        self._fail(max(self.role.version, *self._at), error)  # it may come before any version is told
 
     def _fail(self, version: int, error: BaseException) -> None:
         role = self.role

@@ -1,0 +1,48 @@
+"""A replica names the rows that a batch takes before it computes; what fails there fails the version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flowrt.base.errors import FlowrtError
+from flowrt.sched.drivers.messages import Batch, BeginReplica, Failed, NewVersion, Seen
+from flowrt.sched.replica.replica import Replica
+
+
+class RecordingWay:
+    """Notes what is posted; whatever is computed fails."""
+
+    def __init__(self) -> None:
+        self.posted: list[Any] = []
+
+    def post(self, task: str, message: Any) -> None:
+        self.posted.append(message)
+
+    def read(self, version: int, then: Callable[[], None]) -> None:
+        then()
+
+    def compute(self, plan: Any, feeds: Any, run: Any, then: Any, failed: Callable[[BaseException], None]) -> None:
+        failed(FlowrtError("an index is out of range"))
+
+
+@pytest.mark.parametrize("told_first", [False, True])
+async def test_a_batch_whose_rows_cannot_be_named_fails_the_version_that_it_is_for(told_first: bool) -> None:
+    none = "run", "replica", "replicas", "plan", "staleness", "ask", "told", "seed"
+    numbers: dict[str, Any] = dict.fromkeys(none, 0)
+    role = BeginReplica(
+        **numbers, version=7, container="", group="g", feeds=(), wants=((0,), ()), parts=((), ()), finite=((), ()),
+        servers=("/job:ps/task:0", "/job:ps/task:1"),
+    )  # fmt: skip
+    way = RecordingWay()
+    plan: Any = SimpleNamespace(plan=SimpleNamespace(feeds=()))
+    replica = Replica(role, plan, plan, way)  # type: ignore[arg-type]
+    if told_first:
+        replica.hear(NewVersion(0, 7, 0, 0, 0, False, 7, ()))
+    replica.hear(Batch(0, 0, 1, ()))
+    replica.close()
+    assert [message.version for message in way.posted if isinstance(message, Failed)] == [7]
+    assert {message.version for message in way.posted if isinstance(message, Seen)} >= {7}
