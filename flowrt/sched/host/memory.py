@@ -244,9 +244,14 @@ class Memory:
         """Let ``keeper``, for as long as it lives, be asked to let go."""
         self._keepers[id(keeper)] = keeper
 
+    @property
+    def most_idle(self) -> int:
+        """Bytes that may be kept for steps to come."""
+        return IDLE_BYTES if self.limit is None else min(IDLE_BYTES, self.limit // 2)
+
     def trim(self, apart_from: Keeper) -> None:
         """Have idle memory let go, the longest enlisted first, until no more is kept than there should be."""
-        bound = IDLE_BYTES if self.limit is None else min(IDLE_BYTES, self.limit // 2)
+        bound = self.most_idle
         kept: list[Keeper] = list(self._keepers.values())
         idle = sum(keeper.idle_bytes for keeper in kept)
         for keeper in kept:

@@ -2,6 +2,7 @@
 
 Law: a tape is immutable, but for what it learns of its own speed; what one run writes to is a *room* (words, bases,
 span and arena), borrowed for the run and kept for the next, so that any number of threads may run one tape at once.
+Arenas are the region's, not the tape's (`arenas`).
 What to launch and where values lie is decided in `recording`; here it is only compiled and called.
 """
 
@@ -25,10 +26,10 @@ from flowrt.kernels.run.direct import ARRAY_DATA, Room, available
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.kernels.store.compiling import batch
 from flowrt.kernels.store.parts import direct_address, loop_address
-from flowrt.sched.host.arena import ALIGNMENT
 from flowrt.sched.host.memory import Memory, counted
 from flowrt.sched.regions.lives import DataDependent
 from flowrt.sched.regions.recorded import FIRST_SLOT, Launch, Recording
+from flowrt.sched.tape.arenas import MOST, Arenas, LentArena
 from flowrt.sched.tape.pace import Division, Pace, Share
 from flowrt.sched.tape.recording import record
 from flowrt.sched.tape.turns import clocks as time_loops
@@ -45,12 +46,10 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 Laid: TypeAlias = "tuple[Any, int, Sequence[int], Sequence[Callable[[], Array | None]]]"
 
 SURPRISE = 1e-3  # seconds that are too long for the loop's own thread, whatever else was predicted; cold runs take less
-CANCELLED = -1
+CANCELLED = -1  # what another thread writes to the status of a run's words to stop its tapes
 RECORDED = 64  # recordings of a plan that are kept, for predictions and for the tapes made after them; one per region
 KEPT, KEPT_EACH = 256, 4  # tapes of a plan that are kept at least, and of each of its regions
 TRIMMED_EACH = 8  # idle memory is looked at each time that so many parts of the tapes are new
-_BYTES = np.dtype(np.uint8)
-"""What another thread writes to the status of a run's words to stop the tapes of that run."""
 
 _byte_of: Any = ctypes.c_char.from_buffer
 _word_at = ctypes.c_int64.from_address
@@ -80,23 +79,16 @@ def corrected(guess: float, fastest: float) -> float:
 class _Room:
     """What one run of a tape writes to: the arena, and one row of cells: span, words, bases. Filled in one go."""
 
-    __slots__ = ("__weakref__", "arena", "arena_at", "bases_at", "cells", "local_at", "share", "span_at", "words_at")
+    __slots__ = ("__weakref__", "arena", "bases_at", "cells", "share", "span_at", "words_at")
     cells: Any
+    arena: LentArena  # while a run is in the room
 
     def __init__(self, tape: Tape) -> None:
-        try:
-            self.arena = tape.memory.empty((tape.recording.room_bytes,), _BYTES)
-        except ResourceError as error:
-            raise ResourceError(f"{tape}: its intermediate values: {error}") from error
-        constants = tape.recording.constants
         self.cells = (ctypes.c_int64 * (WORDS + tape.row_words))()
         self.span_at = _address_of(self.cells)
         self.words_at, self.bases_at = self.span_at + 8 * WORDS, self.span_at + 8 * BASES
-        start = address(self.arena)
-        self.arena_at = start + -start % ALIGNMENT
-        self.local_at = self.arena_at + tape.arena_bytes
         self.share: Share | None = None
-        for number, constant in enumerate(constants):
+        for number, constant in enumerate(tape.recording.constants):
             self.cells[BASES + FIRST_SLOT + tape.dynamic + number] = address(constant)
 
     @property
@@ -114,8 +106,7 @@ class Tape:
 
     ``variables`` names what a run needs besides its inputs, in order; ``predicted_seconds`` is a rough guess of one
     run, ``expected_seconds`` a better one, infinite before the first, and for a loop that may iterate as often as it
-    likes, however short it was so far; ``passes_on`` says whether some outputs are inputs or constants as they are. At
-    most ``spare`` rooms are kept between runs.
+    likes, however short it was so far; ``passes_on`` says whether some outputs are inputs or constants as they are.
     """
 
     def __init__(
@@ -124,11 +115,12 @@ class Tape:
         region: Region,
         inputs: Sequence[Spec],
         *,
-        spare: int = 2,
         memory: Memory | None = None,
+        arenas: Arenas | None = None,
         recording: Recording | None = None,
     ) -> None:
         self.memory = memory or Memory()
+        self._arenas = arenas or Arenas(self.memory)
         self.recording = recording or record(plan, region, inputs)
         self.variables = self.recording.variables
         self.predicted_seconds = self.recording.predicted_seconds
@@ -147,7 +139,7 @@ class Tape:
         self._fresh = [(o.spec.concrete, o.spec.dtype) for o in self.recording.outputs if o.fresh]
         self.passes_on = len(self._fresh) < len(self.recording.outputs)
         self._cells = slice(0, BASES + FIRST_SLOT + self.dynamic)
-        self._rooms: deque[_Room] = deque(maxlen=spare)
+        self._rooms: deque[_Room] = deque(maxlen=MOST)
         self.direct: tuple[int, tuple[Any, int], tuple[Any, ...]] | None = None  # see `sched.tape.direct`
         self.laid: Laid | None = None
         self._counted = any(counted(o.spec.nbytes) for o in self.recording.outputs if o.fresh)
@@ -157,18 +149,9 @@ class Tape:
         return f"the region of {len(self._region.nodes)} nodes that begins with {first.where()}"
 
     @property
-    def idle_bytes(self) -> int:
-        """What the rooms hold that no run is in."""
-        return sum(counted(room.arena.nbytes) for room in tuple(self._rooms))
-
-    @property
-    def kept_bytes(self) -> int:
-        """What the rooms hold that no run is in, those of direct calls included."""
-        return self.idle_bytes + (0 if self.direct is None else counted(self.recording.room_bytes))
-
-    def let_go(self) -> None:
-        """Drop the rooms that no run is in."""
-        self._rooms.clear()
+    def direct_bytes(self) -> int:
+        """What direct calls compute in."""
+        return 0 if self.direct is None else counted(self.recording.room_bytes)
 
     def took(self, seconds: float) -> None:
         """Learn from a whole run that took so long."""
@@ -235,9 +218,9 @@ class Tape:
             raise StepCancelled(f"{self} was not begun")
         fresh = self._targets(outputs)
         kept = []  # what stands in for strided inputs, held while the loop runs
-        room = self._take_room()
-        cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words)), room.words_at, room.arena_at]
-        cells.append(room.local_at)
+        room = self._take_room(self._arenas.take)
+        cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words)), room.words_at, room.arena.at]
+        cells.append(room.arena.at + self.arena_bytes)
         for array in (*inputs, *fresh):
             try:
                 cells.append(_address_of(_byte_of(array)))
@@ -253,6 +236,8 @@ class Tape:
         reached = room.cells[SPAN]
         stopped = reached < self.launches
         failed = self.failure(room, reached, room.cells[WORDS + STATUS], step) if stopped else None
+        self._arenas.give(room.arena)
+        del room.arena
         self._rooms.append(room)
         if failed is not None:
             try:
@@ -267,9 +252,10 @@ class Tape:
         After the inputs follow the fresh outputs. Whoever runs in it keeps the room, the ``variables`` and the crew
         alive.
         """
-        room = self._take_room()
+        room = self._take_room(self._arenas.part_with)
         first = BASES + FIRST_SLOT + (self.dynamic - len(variables))
-        head = [0, self.launches, 0, 0, seed, room.words_at, room.words_at, room.arena_at, room.local_at]
+        head = [0, self.launches, 0, 0, seed, room.words_at, room.words_at]
+        head += [room.arena.at, room.arena.at + self.arena_bytes]
         room.cells[: len(head)] = head
         room.cells[first : first + len(variables)] = [address(variable) for variable in variables]
         division, board = None if self.pace is None else self.pace.division, crew.board
@@ -283,11 +269,17 @@ class Tape:
         place = Room(room.span_at, room.words_at, self.launches, (loop_address(way[0]), *way[1:]))
         return room, place, room.bases_at + 8 * FIRST_SLOT
 
-    def _take_room(self) -> _Room:
+    def _take_room(self, take: Callable[[int], LentArena]) -> _Room:
         try:
-            return self._rooms.pop()
+            arena = take(self.recording.room_bytes)
+        except ResourceError as error:
+            raise ResourceError(f"{self}: its intermediate values: {error}") from error
+        try:
+            room = self._rooms.pop()
         except IndexError:
-            return _Room(self)
+            room = _Room(self)
+        room.arena = arena
+        return room
 
     def _run_with(self, crew: Crew, room: _Room) -> None:
         """Run the launches with a crew's help where that pays, and learn what it costs from the first runs."""
@@ -386,6 +378,7 @@ class Tapes:
         self._untrimmed = 0  # tapes made since idle memory was last looked at
         self._specs = plan.value_specs()
         self._tapes: OrderedDict[Any, Tape | None] = OrderedDict()
+        self._arenas: dict[Region, Arenas] = {}
         self._decisive: dict[Region, tuple[int, ...]] = {}
         self._recorded: OrderedDict[Any, Recording] = OrderedDict()
 
@@ -451,25 +444,32 @@ class Tapes:
     def _trim(self) -> None:
         """Have idle memory let go, once there are some more tapes: looking at all for each would take long of many."""
         self._untrimmed += 1
-        if self._untrimmed * TRIMMED_EACH >= len(self._tapes):
-            self._untrimmed = 0
-            self._memory.trim(apart_from=self)
+        if self._untrimmed * TRIMMED_EACH < len(self._tapes):
+            return
+        self._untrimmed = 0
+        self._memory.trim(apart_from=self)
+        surplus = self.kept_bytes - self._memory.most_idle
+        for tape in tuple(self._tapes.values()):
+            if surplus <= 0:
+                return
+            if tape is not None:
+                surplus -= tape.direct_bytes
+                tape.direct = None
 
     @property
     def idle_bytes(self) -> int:
-        """What the tapes keep for runs to come."""
-        return sum(tape.idle_bytes for tape in tuple(self._tapes.values()) if tape is not None)
+        """What no run is in."""
+        return sum(arenas.idle_bytes for arenas in tuple(self._arenas.values()))
 
     @property
     def kept_bytes(self) -> int:
         """What the tapes keep for runs to come, direct calls included."""
-        return sum(tape.kept_bytes for tape in tuple(self._tapes.values()) if tape is not None)
+        return self.idle_bytes + sum(tape.direct_bytes for tape in tuple(self._tapes.values()) if tape is not None)
 
     def let_go(self) -> None:
-        """Drop what the tapes keep for runs to come."""
-        for tape in tuple(self._tapes.values()):
-            if tape is not None:
-                tape.let_go()
+        """Drop what no run is in."""
+        for arenas in tuple(self._arenas.values()):
+            arenas.let_go()
 
     def _key(self, region: Region, inputs: Sequence[Array]) -> Any:
         key = (region, *[array.shape for array in inputs])
@@ -488,7 +488,8 @@ class Tapes:
             recording = self.record(region, specs)
         except DataDependent:
             return None
-        return Tape(self._plan, region, specs, memory=self._memory, recording=recording)
+        arenas = self._arenas.setdefault(region, Arenas(self._memory))
+        return Tape(self._plan, region, specs, memory=self._memory, arenas=arenas, recording=recording)
 
 
 def _static(spec: Spec) -> Value:
