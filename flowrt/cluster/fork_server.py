@@ -39,7 +39,7 @@ class ForkServer:
     """Asks a server for nodes, in any event loop; whoever opened it closes it, after the nodes."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ, self._directory = dict(environ), os.getcwd()
+        self._environ, self._place = dict(environ), (sys.executable, os.getcwd())
         self._asked, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with asked:
             self._process = subprocess.Popen(
@@ -52,9 +52,9 @@ class ForkServer:
             )
 
     def serves(self, environ: Mapping[str, str]) -> bool:
-        """Whether it runs where we do, with these variables as far as they are read while modules are imported."""
+        """Whether it runs where and as we do, with the same variables as far as imports read them."""
         changed = {name for name, _ in self._environ.items() ^ environ.items()}
-        same = self._directory == os.getcwd() and not any(name.startswith(_EARLY) for name in changed)
+        same = self._place == (sys.executable, os.getcwd()) and not any(name.startswith(_EARLY) for name in changed)
         return same and self._process.poll() is None
 
     async def fork(self, arguments: Sequence[str], environ: Mapping[str, str]) -> ForkedNode:

@@ -46,7 +46,7 @@ def test_a_layer_and_its_activation_are_one_node() -> None:
     layer = (None, 3), (3, 4), (4,)
     assert parts(plan_of(lambda x, w, b: fr.tanh(x @ w + b), *layer)) == [["matmul_bias", "tanh"]]
     assert parts(plan_of(lambda x, w, b: fr.silu(x @ w + b), *layer)) == [
-        ["matmul_bias", "maximum", "sigmoid", "multiply"]
+        ["matmul_bias", "minimum", "maximum", "sigmoid", "multiply", "greater", "where"]
     ]
     plan = plan_of(lambda x, k: fr.sigmoid(fr.nn.conv2d(x, k)), (2, None, 6, 4), (3, 3, 4, 5))
     assert parts(plan) == [["conv2d", "sigmoid"]]
