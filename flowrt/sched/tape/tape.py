@@ -467,9 +467,12 @@ class Tapes:
         return self.idle_bytes + sum(tape.direct_bytes for tape in tuple(self._tapes.values()) if tape is not None)
 
     def let_go(self) -> None:
-        """Drop what no run is in."""
+        """Drop what no run is in, and what direct calls compute in, but for the latest: who makes those holds them."""
         for arenas in tuple(self._arenas.values()):
             arenas.let_go()
+        for tape in tuple(self._tapes.values()):
+            if tape is not None:
+                tape.direct = None
 
     def _key(self, region: Region, inputs: Sequence[Array]) -> Any:
         key = (region, *[array.shape for array in inputs])
