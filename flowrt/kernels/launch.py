@@ -161,7 +161,8 @@ class LaunchStep:
             dtypes = tuple(_SEEN_AS_BYTES if dtype.kind == "f" else dtype for dtype in dtypes)
         if self.kernel.form is Form.REDUCE:  # one entry for any number of inputs
             dtypes = dtypes[:1]
-        return Variant(self.kernel, dtypes, self._ranks(), words)
+        guarded = self.reads if self.kernel.guards_inputs and not self.call.order else 0
+        return Variant(self.kernel, dtypes, self._ranks(), words, guarded)
 
     def _order(self) -> Sequence[int]:
         """The operands that the function is given."""

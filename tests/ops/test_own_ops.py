@@ -169,6 +169,28 @@ def picked(x: Any, out: Any) -> None:
     out[0, 0] = x.item()
 
 
+def exchanged(out: Any, x: Any) -> None:
+    for i in np.ndindex(x.shape):
+        out[i] = x[i] + 1
+
+
+def in_place(x: Any, out: Any) -> None:
+    x += 1
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def compiled_filler(x: Any) -> None:
+    x.reshape(-1)[0] = 1
+
+
+def misled(x: Any, out: Any) -> None:
+    compiled_filler(x[0])
+
+
+def allocating(x: Any, out: Any) -> None:
+    x[:] = x * 2
+
+
 TABLE = np.ones(2)
 MISTAKES: list[tuple[Callable[..., Any], int, str]] = [
     (missing, 0, r"takes \(x, out, slope\), but the op has 1 input and 1 output; .* names: t, mode, table, big"),
@@ -184,6 +206,10 @@ MISTAKES: list[tuple[Callable[..., Any], int, str]] = [
     (helped, 0, r"'plain_helper'.*a helper that a kernel calls is decorated with @numba.njit"),
     (picky, 2, r'the kernel raised an error \(picky, test_own_ops.py:HERE: raise ValueError\("too much"\)\)'),
     (picked, 0, r"the kernel raised an error \(picked, test_own_ops.py:HERE\)"),
+    (exchanged, 2, r"writes into an input, .* takes 1 input \(out\) first, then 1 output \(x\) to fill"),
+    (in_place, 0, r"writes into an input, .* takes 1 input \(x\) first"),
+    (allocating, 1, r"it allocates .* in `x\[:\] = x \* 2`"),
+    (misled, -3, r"hands one to a helper that may; it takes 1 input \(x\)"),
 ]
 
 
@@ -208,6 +234,7 @@ def test_a_mistake_in_a_kernel_is_told_in_a_line_with_its_place(
             assert kernel.__name__ in text.partition("test_own_ops.py")[0]
             assert "\n" not in text
             assert len(text) < 600
+    assert X.tolist() == [[1, -2], [3, -4]]
 
 
 def test_what_can_be_no_kernel_is_refused_at_its_decorator() -> None:

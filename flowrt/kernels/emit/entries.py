@@ -57,9 +57,10 @@ def _array(context: Any, builder: Any, kind: Any, address: Any, dims: Sequence[A
     return array._getvalue()
 
 
-def _arguments(kernel: RegisteredKernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str) -> Any:
+def _arguments(kernel: RegisteredKernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str, guarded: int) -> Any:
     """An intrinsic (bases, block, begin, end) → the tuple of what the function of ``kernel`` takes."""
-    arrays = [types.Array(numpy_support.from_dtype(d), r, "C") for d, r in zip(dtypes, ranks, strict=True)]
+    kinds_of = zip(map(numpy_support.from_dtype, dtypes), ranks, strict=True)
+    arrays = [types.Array(dtype, rank, "C", readonly=n < guarded) for n, (dtype, rank) in enumerate(kinds_of)]
     scalars = _word_kinds(iter(words))
     limits = [types.intp] * (2 if kernel.takes_range else 0)
     tail = [types.Array(types.int64, 1, "C")] if kernel.takes_run else []
@@ -175,12 +176,14 @@ def _calling(code: Any) -> Callable[..., None]:
     return lambda like, words: code(like, words)
 
 
-def emit(kernel: RegisteredKernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str, symbol: str) -> bytes:
+def emit(
+    kernel: RegisteredKernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str, guarded: int, symbol: str
+) -> bytes:
     """The object code of one variant of ``kernel``, whose entry is named ``symbol``."""
     bind_helpers()
     if kernel.form is Form.ARRAYS:
         body = Lowered(kernel.function)
-        arguments = _arguments(kernel, dtypes, ranks, words)
+        arguments = _arguments(kernel, dtypes, ranks, words, guarded)
 
         def entry(bases: int, block: int, begin: int, end: int) -> None:
             body(*arguments(bases, block, begin, end))

@@ -29,6 +29,11 @@ def place_of(function: Callable[..., Any]) -> str:
     return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
+def is_programs(function: Callable[..., Any]) -> bool:
+    """Whether a kernel's function is none of this package's."""
+    return not str(function.__module__).startswith("flowrt.")
+
+
 def check_written(op: str, device: str, function: Any) -> None:
     """Refuse what can be no kernel: it raises `GraphError` where the decorator stands."""
     if device not in ("cpu", "cuda"):
@@ -77,6 +82,14 @@ def attribute_words(
             f"first, then {there}"
         )
     return tuple(_word(name, attrs[name], function) for name in names)
+
+
+def writes_an_input(function: Callable[..., Any], inputs: int, arrays: int) -> str:
+    """What is wrong where a kernel compiles only if it may write its inputs."""
+    names = list(inspect.signature(function).parameters)[:arrays]
+    taken = f"{_counted(inputs, 'input')} ({', '.join(names[:inputs])})"
+    filled = f"{_counted(arrays - inputs, 'output')} ({', '.join(names[inputs:])})"
+    return f"it writes into an input, or hands one to a helper that may; it takes {taken} first, then {filled} to fill"
 
 
 def _counted(count: int, what: str) -> str:

@@ -21,9 +21,10 @@ import numpy as np
 
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
+from flowrt.base.traits import writes
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.costs import CHEAP, COSTLY
-from flowrt.kernels.language.own import attribute_words, check_written
+from flowrt.kernels.language.own import attribute_words, check_written, is_programs
 from flowrt.kernels.store.fingerprint import raises
 
 if TYPE_CHECKING:
@@ -185,6 +186,12 @@ class RegisteredKernel:
         return self.dtypes is None or self.dtypes(dtypes)
 
     @property
+    def guards_inputs(self) -> bool:
+        """Whether it is a program's, and so may take one of its inputs for an output: to write one does not compile."""
+        own = self.form is Form.ARRAYS and not self.takes_tuples and is_programs(self.function)
+        return own and not writes(self.op)
+
+    @property
     def takes_run(self) -> bool:
         """Whether the function ends with the run's words (status, step, seed)."""
         return "run" in _parameters(self.function)
@@ -305,7 +312,7 @@ def kernel(
             RegisteredKernel(op, on, other, its_layout, form, infallible=infallible) for other, its_layout in then
         )
         made = RegisteredKernel(op, on, function, laid, form, scratch, dtypes, local, infallible, then=following)
-        if (op, on) in KERNELS and not str(function.__module__).startswith("flowrt."):
+        if (op, on) in KERNELS and is_programs(function):
             for forget in REPLACED:
                 forget()
         KERNELS.setdefault((op, on), []).insert(0, made)

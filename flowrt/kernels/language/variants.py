@@ -11,11 +11,13 @@ import linecache
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import valueclass
+from flowrt.kernels.language.own import writes_an_input
 from flowrt.kernels.store.fingerprint import fingerprint
 from flowrt.kernels.store.names import symbol_by_name
 from flowrt.kernels.store.objects import address_of, bundle, cache_folder, is_there, object_code
@@ -27,12 +29,16 @@ if TYPE_CHECKING:
 
 @valueclass
 class Variant:
-    """One of the entries a kernel is compiled to: for these dtypes, ranks (see `launch.Step`) and kinds of words."""
+    """One of the entries a kernel is compiled to: for these dtypes, ranks (see `launch.Step`) and kinds of words.
+
+    The first ``guarded`` of its arrays are read only: to write into one does not compile.
+    """
 
     kernel: RegisteredKernel
     dtypes: tuple[Any, ...]
     ranks: tuple[int, ...] = ()
     words: str = ""
+    guarded: int = 0
 
     def address(self) -> int:
         """Where a kernel that calls this one finds it."""
@@ -79,6 +85,7 @@ def found_symbol(variant: Variant) -> str:
     """The same, from all that decides the entry's content."""
     kernel, dtypes = variant.kernel, [str(d) for d in variant.dtypes]
     shape = f"|{kernel.entry}|{kernel.form.value}|{dtypes}|{list(variant.ranks)}|{variant.words}|{kernel.cost}|"
+    shape += f"{variant.guarded}|" if variant.guarded else ""
     code = surroundings() + shape.encode() + fingerprint(kernel.expression or kernel.function).encode()
     name = re.sub(r"[^A-Za-z0-9_]", "_", kernel.entry)
     return f"flowrt_{name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
@@ -107,14 +114,31 @@ def variant_code(variant: Variant) -> bytes:
 def _compiled(variant: Variant, symbol: str) -> bytes:
     kernel, dtypes = variant.kernel, variant.dtypes
     try:
-        return made_by("flowrt.kernels.emit.entries", "emit", kernel, dtypes, variant.ranks, variant.words, symbol)
+        return _emitted(variant, symbol)
     except Exception as error:  # Numba's are of many classes, and its own bugs look like a kernel's
         names = ", ".join(str(d) for d in dtypes)
-        where, reason = complaint(str(error) or repr(error), kernel.function)
+        where, reason = _what_is_wrong(variant, symbol, error)
         raise GraphError(
             f"{kernel.op} of ({names}): its {kernel.device} kernel {kernel.function.__qualname__} ({where}) does "
             f"not compile: {reason}"
         ) from error
+
+
+def _emitted(variant: Variant, symbol: str) -> bytes:
+    what = (variant.kernel, variant.dtypes, variant.ranks, variant.words, variant.guarded)
+    return made_by("flowrt.kernels.emit.entries", "emit", *what, symbol)
+
+
+def _what_is_wrong(variant: Variant, symbol: str, error: Exception) -> tuple[str, str]:
+    """Where a kernel does not compile, and why: what it may not write is named where that alone keeps it from it."""
+    found = complaint(str(error) or repr(error), variant.kernel.function)
+    if not variant.guarded:
+        return found
+    try:
+        _emitted(replace(variant, guarded=0), symbol)
+    except Exception as other:
+        return complaint(str(other) or repr(other), variant.kernel.function)
+    return found[0], writes_an_input(variant.kernel.function, variant.guarded, len(variant.dtypes))
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
