@@ -32,6 +32,7 @@ FLOOR = [
     "base/attributes",
     "base/alike",
     "base/parameters",
+    "base/elsewhere",
     "base/familiar",
     "base/locating",
     "base/partitioning",

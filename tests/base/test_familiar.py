@@ -14,7 +14,8 @@ import pytest
 
 import flowrt as fr
 from flowrt import operators
-from flowrt.base.familiar import PAGES, hint
+from flowrt.base.elsewhere import PAGES
+from flowrt.base.familiar import hint
 from flowrt.base.package import PACKAGE
 
 MODULES: dict[str, Any] = {
@@ -42,6 +43,8 @@ TYPED = {
         "global_variables_initializer": "starts variables",
         "float32": '"float32"',
         "bfloat16": "no kernels of bfloat16",
+        "mish": "fr.tanh",
+        "argsort": "an fr.op of your own",
         "reshpae": "did you mean fr.reshape",
         "zeroes": "did you mean fr.zeros",
         "Sesion": "did you mean fr.Session",
@@ -49,6 +52,8 @@ TYPED = {
     "fr.nn": {
         "CrossEntropyLoss": "softmax_cross_entropy",
         "Linear": "matmul",
+        "relu6": "fr.clip(x, 0, 6)",
+        "cast": "fr.astype",
         "softmaxx": "did you mean fr.nn.softmax",
     },
     "fr.random": {"randn": "normal", "nromal": "did you mean fr.random.normal"},
@@ -66,6 +71,8 @@ METHODS = {
     "permute": "fr.transpose",
     "unsqueeze": "fr.expand_dims",
     "to": "x.astype",
+    "isinf": "np.inf",
+    "sub_": "fr.Variable",
     "shpae": "did you mean x.shape",
 }
 
@@ -122,6 +129,36 @@ def test_what_the_pages_say_to_write_exists(namespace: str) -> None:
             assert hint(namespace, name).startswith("; write ")
 
 
+OF_ONE = (
+    "exp2",
+    "arcsinh",
+    "arctanh",
+    "cbrt",
+    "rad2deg",
+    "sinc",
+    "trunc",
+    "signbit",
+    "isinf",
+    "isposinf",
+    "nan_to_num",
+)
+ABOVE_ONE = ("log2", "log10", "arccosh", "trace", "diagonal", "triu", "tril", "rot90")
+OF_TWO = ("fmax", "fmin", "logaddexp", "vdot", "vecdot", "copysign", "array_equal")
+"""NumPy's functions that are answered by expressions of their operands alone."""
+
+
+def test_expressions_come_to_what_they_stand_for() -> None:
+    x, y = np.array([[-0.9, -0.3], [0.25, 0.7]]), np.array([[1.0, 2.5], [3.0, 40.0]])
+    cases = (
+        [(name, (x,)) for name in OF_ONE] + [(name, (y,)) for name in ABOVE_ONE] + [(name, (x, y)) for name in OF_TWO]
+    )
+    for name, given in cases:
+        expression = hint("fr", name).removeprefix("; write ")
+        found = eval(expression, {"fr": fr, "np": np, "x": given[0], "a": x, "b": y, "n": 2})
+        wanted = np.sum(x * y, -1) if name == "vecdot" else getattr(np, name)(*given)  # NumPy 2 has it
+        assert np.allclose(found, wanted), (name, expression)
+
+
 def named(text: str) -> list[str]:
     """What is named in a text as of flowrt's: ``fr.nn.softmax``."""
     return [path.rstrip(".") for path in re.findall(r"\bfr\.[A-Za-z_][\w.]*", text)]
@@ -145,7 +182,7 @@ def sayings() -> Iterator[tuple[str, str]]:
 
 
 def test_no_text_names_what_does_not_exist() -> None:
-    found = [(where, path) for where, text in sayings() if "familiar.py" not in where for path in named(text)]
+    found = [(where, path) for where, text in sayings() if "elsewhere" not in where for path in named(text)]
     assert len(found) > 30
     assert [(where, path) for where, path in found if not exists(path)] == []
 
