@@ -1,7 +1,8 @@
 """Whether a node lives and is ready, for those who ask by HTTP: ``GET /healthz`` and ``GET /readyz``.
 
 Law: it answers 200 or 503 and an object of JSON, changes nothing, and tells no secret. One request a connection, small
-and soon; what is anything else is refused or cut.
+and soon; what is anything else is refused or cut. Anybody may ask, so of many who say nothing the first to come give
+way: they take few descriptors, and keep nobody waiting who asks.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ async def answering(host: str, port: int, look: Callable[[], Mapping[str, Any]])
 
     What it sees has ``ready``; an empty ``host`` is every address. Raises `ResourceError` where it cannot listen.
     """
-    places = asyncio.Semaphore(CONNECTIONS)
+    asking: dict[asyncio.StreamWriter, None] = {}  # who came first, first
 
     async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(asking) >= CONNECTIONS:
+            _let_go(asking)
+        asking[writer] = None
         with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with places, asyncio.timeout(SECONDS):
+            async with asyncio.timeout(SECONDS):
                 writer.write(_answer(await reader.readuntil(b"\r\n\r\n"), look()))
                 await writer.drain()
+        asking.pop(writer, None)
         writer.close()
 
     try:
@@ -40,7 +45,18 @@ async def answering(host: str, port: int, look: Callable[[], Mapping[str, Any]])
     except (OSError, OverflowError) as error:
         raise ResourceError(f"cannot answer --health on {host}:{port}: {error}; port 0 takes any free one") from error
     async with server:
-        yield server.sockets[0].getsockname()[1]
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            while asking:
+                _let_go(asking)
+
+
+def _let_go(asking: dict[asyncio.StreamWriter, None]) -> None:
+    """End the connection of who came first."""
+    first = next(iter(asking))
+    del asking[first]
+    first.transport.abort()
 
 
 def _answer(request: bytes, seen: Mapping[str, Any]) -> bytes:

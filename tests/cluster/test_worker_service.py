@@ -18,7 +18,7 @@ import pytest
 from process_world import running
 
 import flowrt as fr
-from flowrt.net.health import answering
+from flowrt.net.health import CONNECTIONS, answering
 from flowrt.net.tokens import new_token, save_token
 
 HERE = {"PYTHONPATH": str(Path(fr.__file__).parent.parent)}
@@ -155,6 +155,20 @@ async def test_what_is_no_question_after_health_is_refused_or_cut(monkeypatch: p
             writer.write(sent)
             async with asyncio.timeout(20):
                 assert await silence(reader) == b""
+            writer.close()
+
+
+async def test_however_many_say_nothing_who_asks_after_health_is_answered() -> None:
+    """A probe that waits is a node that is ended by who looks after it."""
+    async with answering("127.0.0.1", 0, lambda: {"ready": True}) as port:
+        crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * CONNECTIONS)]
+        assert (await ask(port, "/readyz"))[0] == 200
+        async with asyncio.timeout(20):
+            for reader, _ in crowd[: 2 * CONNECTIONS]:
+                assert await silence(reader) == b""
+    async with asyncio.timeout(20):
+        for reader, writer in crowd:
+            assert await silence(reader) == b""
             writer.close()
 
 
