@@ -262,10 +262,10 @@ class TensorLink:
                         f"{self.peer} pushed {value.nbytes} bytes; more than {SMALL} are to be asked for"
                     )
                 self._store.arrived((epoch, number), edge, DEAD if value is None else value, self.peer)
-            case Value() | DeadValue() | TooLarge() | Fault():
-                self._settle(message)
             case Announce(nbytes=nbytes) | TooLarge(nbytes=nbytes) if nbytes < 0:
                 raise BrokenStream(f"{self.peer} has a value of {nbytes} bytes")
+            case Value() | DeadValue() | TooLarge() | Fault():
+                self._settle(message)
             case Announce(epoch, number, edge, nbytes):
                 self._store.arrived((epoch, number), edge, Announced(nbytes), self.peer)
             case Pull():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from wire_world import on_both_loops, pair
 
-from flowrt.base.errors import ResourceError
+from flowrt.base.errors import LinkBroken, ResourceError
 from flowrt.base.spec import Spec
 from flowrt.net.frames import allocate_array
 from flowrt.net.link import SMALL, Allowance, LinkStore, TensorLink
-from flowrt.net.messages import Forget, Grant, Pull
+from flowrt.net.messages import Announce, Forget, Grant, Pull, TooLarge, to_data
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import Budget, Rendezvous
 
@@ -129,3 +129,23 @@ async def test_what_is_promised_ahead_is_bounded_too() -> None:
         for edge, task in enumerate(others, 1):
             assert (await task == edge).all()
     assert here.allowance.left == BUDGET // 2
+
+
+@on_both_loops
+async def test_a_value_of_fewer_bytes_than_none_breaks_the_link_and_takes_no_room() -> None:
+    for said in (TooLarge(0, -1), Announce(*KEY, 1, -1)):
+        here = store()
+        async with pair() as (mine, theirs), asyncio.TaskGroup() as tasks:
+            link = TensorLink(mine, "there", here)
+            tasks.create_task(link.run())
+            pulling = tasks.create_task(failure_of(link.pull(KEY, 1, Spec("uint8", (None,)))))
+            await theirs.receive()
+            theirs.post(to_data(said))
+            assert "has a value of -1 bytes" in str(await pulling)
+        assert here.budget.used == 0
+
+
+async def failure_of(work: Awaitable[Any]) -> LinkBroken:
+    with pytest.raises(LinkBroken) as caught:
+        await work
+    return caught.value
