@@ -8,6 +8,7 @@ new certificate of the same authority, which nodes that run take up by themselve
 from __future__ import annotations
 
 import argparse
+import datetime
 import ipaddress
 import os
 import re
@@ -15,6 +16,7 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ __all__ = ["ANY", "main", "make_keys"]
 
 AUTHORITY = "ca.key"
 DAYS, AUTHORITY_DAYS = 365, 3650  # that a certificate is good for
+_ANOTHER = "make another authority by --new-authority"
 _HERE = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.IGNORECASE)
 
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     except FlowrtError as error:
         print(f"flowrt keys: {error}", file=sys.stderr)
         return 2
-    print(f"{given.folder}: a certificate for {', '.join(hosts)}, good for {given.days} days")
+    print(f"{given.folder}: a certificate for {', '.join(hosts)}, good for {given.days:g} days")
     print(f"copy all but {AUTHORITY} to each machine, readable by its owner alone, and start nodes with --tls")
     return 0
 
@@ -65,6 +68,7 @@ def make_keys(
         alternatives = _alternatives(names)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = _authority(path, new_authority)
+        _check_lasts(authority[0], days)
         key = new_key()
         certificate = signed(authority, key, alternatives, days)
         _write(path / KEY, key_pem_of(key))
@@ -73,6 +77,8 @@ def make_keys(
             save_token(path / TOKEN, new_token())
     except ModuleNotFoundError as error:
         raise ResourceError(f"making keys needs {error.name}: pip install 'flowrt[tls]'") from error
+    except FileExistsError as error:
+        raise ResourceError(f"cannot put keys into {path}: it is a file; name a folder, or one to be made") from error
     except OSError as error:
         raise ResourceError(f"cannot put keys into {path}: {error.strerror or error}") from error
     return names
@@ -137,16 +143,33 @@ def _authority(folder: Path, anew: bool) -> tuple[x509.Certificate, Any]:
                 f"{folder} has an authority's certificate, and not its key {AUTHORITY}: make keys where that is, or "
                 "another authority by --new-authority"
             )
-        key = serialization.load_pem_private_key((folder / AUTHORITY).read_bytes(), None)
-        certificate = x509.load_pem_x509_certificates(before)[0]
+        try:
+            key: Any = serialization.load_pem_private_key((folder / AUTHORITY).read_bytes(), None)
+            certificate = x509.load_pem_x509_certificates(before)[0]
+        except (ValueError, TypeError) as error:  # what is no PEM; a key under a password
+            reason = str(error).partition(". ")[0]
+            raise ResourceError(f"cannot use {folder / CA} with {folder / AUTHORITY}: {reason}; {_ANOTHER}") from error
         if key.public_key() != certificate.public_key():
-            raise ResourceError(f"{folder / AUTHORITY} is not the key of the first certificate in {folder / CA}")
+            raise ResourceError(
+                f"{folder / AUTHORITY} is not the key of the first certificate in {folder / CA}; {_ANOTHER}"
+            )
         return certificate, key
     key = new_key()
     certificate = signed((None, key), key, None, AUTHORITY_DAYS)
     _write(folder / AUTHORITY, key_pem_of(key))
     _write(folder / CA, pem_of(certificate) + before, mode=0o644)
     return certificate, key
+
+
+def _check_lasts(authority: x509.Certificate, days: float) -> None:
+    """Raise `ResourceError` where a certificate would be good for longer than who signs it."""
+    left = (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).total_seconds() / 86400
+    if days > left + 1 / 24:  # one that was made just now
+        until = f"{authority.not_valid_after_utc:%Y-%m-%d}"
+        raise ResourceError(
+            f"the authority is good until {until}, which is {left:.0f} days, and the certificate would be for "
+            f"{days:g}; make another by --new-authority, or give fewer --days"
+        )
 
 
 def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -188,6 +211,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _days(text: str) -> float:
     try:
-        return float(text)
+        days = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days") from None
+        days = nan
+    if not 0 < days <= AUTHORITY_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days above 0, and up to {AUTHORITY_DAYS}")
+    return days

@@ -18,7 +18,6 @@ import logging
 import os
 import re
 import ssl
-import stat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +26,7 @@ from flowrt.base.errors import AuthenticationError, NodeLost
 from flowrt.base.valueclass import valueclass
 from flowrt.net.addresses import is_any, is_loopback
 from flowrt.net.certificates import key_pem_of, new_key, pem_of, signed
+from flowrt.net.tokens import check_private
 
 if TYPE_CHECKING:
     import asyncio
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 CA, CERT, KEY = "ca.pem", "cert.pem", "key.pem"
 TOKEN = "token"  # which may lie beside them
 MAKE = "python -m flowrt.worker keys DIR --hosts HOST ..."
+RENEW = "python -m flowrt.worker keys DIR"
 DAYS = 3650.0  # that a certificate is good for which the token vouches for: as long as the node runs
 ANY = "*"  # the name of who may answer at any address
 _PEM = "-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----"  # the first is the one that is shown
@@ -116,11 +117,10 @@ def _load(folder: Path) -> Contexts:
 
 def _check_private(path: Path) -> None:
     try:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
+        about = os.stat(path)
     except OSError as error:
         raise AuthenticationError(f"cannot read {path}: {error.strerror}; make keys by {MAKE}") from error
-    if mode & 0o077:
-        raise AuthenticationError(f"others can read the private key {path} (mode {mode:03o}); chmod 600 it")
+    check_private(about, f"the private key {path}")
 
 
 def _bare(protocol: Any) -> Context:
@@ -221,13 +221,18 @@ def _is_for(name: str, host: str) -> bool:
     return name.lower() in (f"{first}.{rest}" if rest else first, f"{ANY}.{rest}" if rest else None)
 
 
+_FIXES = {  # by OpenSSL's X509_V_ERR_*
+    9: "set the clocks of both machines",  # it is not good yet
+    10: f"make a new one by {RENEW}, and copy it to that node; or set the clocks of both machines",  # nor any more
+}
+
+
 def failure(error: ssl.SSLError) -> AuthenticationError | NodeLost:
     """What an error of TLS tells a client."""
     reason = (error.reason or "").replace("_", " ").lower()
     if isinstance(error, ssl.SSLCertVerificationError):
-        return AuthenticationError(
-            f"its certificate is refused: {error.verify_message}; start that node with --tls, too"
-        )
+        fix = _FIXES.get(error.verify_code, "start that node with --tls, too")
+        return AuthenticationError(f"its certificate is refused: {error.verify_message}; {fix}")
     if "certificate required" in reason:
         return AuthenticationError("it asks for a certificate: as it was started with --tls, this side needs it, too")
     if "wrong version number" in reason or "record layer failure" in reason:

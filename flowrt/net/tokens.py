@@ -31,17 +31,25 @@ def load_token(path: str | os.PathLike[str]) -> str:
     """The token in a file. `AuthenticationError` if it cannot be read, is empty, or others can read it."""
     try:
         with open(path, encoding="ascii") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            about = os.fstat(file.fileno())
             token = file.read(MAX_TOKEN + 2).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise AuthenticationError(f"cannot read the token file {os.fspath(path)}: {error}") from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise AuthenticationError(
-            f"others can read the token file {os.fspath(path)} (mode {stat.S_IMODE(mode):03o}); chmod 600 it"
-        )
+    check_private(about, f"the token file {os.fspath(path)}")
     if not _TOKEN.fullmatch(token):
         raise AuthenticationError(f"the token file {os.fspath(path)} is empty or holds more than a token")
     return token
+
+
+def check_private(about: os.stat_result, what: str) -> None:
+    """Raise `AuthenticationError` where others than who runs this can read a file with a secret in it.
+
+    A group may read what is root's and who runs this is not: so Kubernetes gives a secret to a pod that is not root.
+    """
+    mode = stat.S_IMODE(about.st_mode)
+    given = 0o040 if about.st_uid == 0 and os.geteuid() != 0 else 0
+    if mode & 0o077 & ~given:
+        raise AuthenticationError(f"others can read {what} (mode {mode:03o}); chmod 600 it")
 
 
 def checked(token: str) -> str:

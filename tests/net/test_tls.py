@@ -21,6 +21,7 @@ from key_world import (
     good,
     nothing_decoded,
     of_another_authority,
+    of_tomorrow,
     refused,
     replaced,
 )
@@ -30,6 +31,7 @@ import flowrt as fr
 from flowrt.base.errors import AuthenticationError, NodeLost, RemoteError
 from flowrt.cluster.keys import _named_in, main, make_keys
 from flowrt.net.tls import Keys, Vouched, check_host
+from flowrt.net.tokens import check_private
 from flowrt.net.transport import Connection, connect, serve
 from flowrt.worker import main as worker
 
@@ -140,7 +142,8 @@ def test_a_client_with_the_token_and_no_good_certificate_is_refused(
     ("node", "told"),
     [
         (of_another_authority, "certificate is refused"),
-        (expired, "certificate is refused: certificate has expired"),
+        (expired, "certificate is refused: certificate has expired; make a new one by python -m flowrt.worker keys"),
+        (of_tomorrow, "certificate is refused: certificate is not yet valid; set the clocks of both machines"),
         (for_another_host, "a certificate for elsewhere.example, not for 127.0.0.1; name all hosts in"),
     ],
 )
@@ -443,6 +446,57 @@ def test_keys_are_private_and_are_renewed_by_the_same_authority(tmp_path: Path) 
     (tmp_path / "ca.key").unlink()
     with pytest.raises(fr.ResourceError, match=r"not its key ca\.key"):
         make_keys(tmp_path)
+
+
+@pytest.mark.parametrize("days", ["0", "-3", "nan", "inf", "3651", "1e9", "many"])
+def test_a_certificate_is_for_some_days_that_its_authority_has(
+    days: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "keys"), "--days", days])
+    assert "is not a number of days above 0, and up to 3650" in capsys.readouterr().err
+
+
+def test_no_certificate_outlasts_its_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrt.cluster.keys.AUTHORITY_DAYS", 30)
+    make_keys(tmp_path, days=30)
+    with pytest.raises(fr.ResourceError, match="which is 30 days, and the certificate would be for 31; make another"):
+        make_keys(tmp_path, days=31)
+
+
+def test_a_folder_that_holds_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(fr.ResourceError, match="it is a file; name a folder"):
+        make_keys(tmp_path / "file")
+    make_keys(tmp_path / "keys")
+    for name in ("ca.pem", "ca.key"):
+        folder = shutil.copytree(tmp_path / "keys", tmp_path / name)
+        (folder / name).write_text("nothing that could be used")
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        with pytest.raises(fr.ResourceError, match=r"cannot use .*ca\.pem with .*ca\.key: .*by --new-authority"):
+            make_keys(folder)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "reader", "private"),
+    [
+        (0o600, 0, 0, True),
+        (0o400, 1000, 1000, True),
+        (0o440, 0, 1000, True),  # a secret of Kubernetes, in a pod that is not root
+        (0o640, 0, 0, False),
+        (0o440, 1000, 1000, False),
+        (0o444, 0, 1000, False),
+        (0o460, 0, 1000, False),
+    ],
+)
+def test_who_may_read_a_secret(
+    mode: int, owner: int, reader: int, private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: reader)
+    about: Any = SimpleNamespace(st_mode=mode, st_uid=owner)
+    with contextlib.nullcontext() if private else pytest.raises(AuthenticationError, match=f"mode {mode:03o}"):
+        check_private(about, "the token file token")
 
 
 @pytest.mark.parametrize("host", ["node*", "*node", "a.*.example", "*.*.example", "**", "*."])

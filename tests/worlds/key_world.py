@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,15 @@ def expired(folder: Path, first: Path) -> Keys:
     """Ones of the authority of ``first`` that were good until yesterday."""
     shutil.copytree(first, folder)
     make_keys(folder, HERE, days=-1)
+    return Keys(folder)
+
+
+def of_tomorrow(folder: Path, first: Path) -> Keys:
+    """Ones of the authority of ``first`` that are not good yet, as clocks differ."""
+    shutil.copytree(first, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flowrt.net.certificates._SLACK", -datetime.timedelta(days=1))
+        make_keys(folder, HERE)
     return Keys(folder)
 
 
