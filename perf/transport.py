@@ -8,7 +8,7 @@ each array anew.
     python perf/transport.py --sizes 1 64 256 --repeat 15
 
 With ``--tls``, the same over TLS, in turns with both: what it keeps of the throughput without, for blocking sockets of
-Python's and for flowrt.
+Python's and for flowrt. With ``--gbits 10`` all of them send no faster than a network of that many gigabits a second.
 
 With ``--steps``, a value through steps of a session instead of the link alone: from a server to a worker of which the
 client fetches two entries (pass), or to the client (fetch), and a scalar through both and back (steps); beside bare
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 SLICE = 4 << 20  # bytes per call of the floor, as flowrt writes; the whole array in one call takes up to twice as long
 SMALL = 1024
+SO_MAX_PACING_RATE = 47  # bytes a second that the kernel sends at most; of Linux, and not in Python's socket module
 
 
 def run_on(loop: str, main: Awaitable[Any]) -> Any:
@@ -73,6 +74,12 @@ def prepare(stream: socket.socket, buffers: int | None) -> socket.socket:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffers)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffers)
     return stream
+
+
+def pace(stream: socket.socket, gbits: float | None) -> None:
+    """Have ``stream`` send no faster than a network of ``gbits``."""
+    if gbits is not None:
+        stream.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, int(gbits * 1e9 / 8))
 
 
 def receive_exactly(stream: socket.socket, room: memoryview) -> bool:
@@ -169,6 +176,7 @@ async def measure(
                 bounds=Bounds(socket_bytes=options.buffers),
                 tls=None if tls is None else Keys(tls),
             )
+            pace(connection._stream.socket, options.gbits)
             ways.append(await stack.enter_async_context(connection))
         return [await compare(*case, streams, ways) for case in cases]
 
@@ -247,6 +255,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
             streams = []
             for which, (end, _) in floors:
                 stream = prepare(socket.create_connection(("127.0.0.1", end.recv())), options.buffers)
+                pace(stream, options.gbits)
                 if which is not None:
                     stream = Keys(which).contexts().client.wrap_socket(stream)
                 streams.append(stack.enter_context(stream))
@@ -305,6 +314,7 @@ def main() -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="flowrt allocates every received array anew")
     parser.add_argument("--tls", action="store_true", help="also over TLS")
+    parser.add_argument("--gbits", type=float, help="send no faster than such a network (default: unbounded)")
     parser.add_argument("--steps", nargs="*", metavar="CASE", help="through steps: pass-SIZE, fetch-SIZE, steps")
     parser.add_argument("--sides", nargs="+", metavar="SIDE", help="with --steps: which sides (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="with --steps")
@@ -320,7 +330,9 @@ def main() -> None:
         print(json.dumps({"machine": describe(), "loop": options.loop, "fresh": options.fresh, "rows": rows}))
         return
     print(describe())
-    print(f"loop {options.loop}, socket buffers {options.buffers or 'automatic'}, fresh memory {options.fresh}")
+    pace_said = "" if options.gbits is None else f", no faster than {options.gbits:g} Gbit/s"
+    buffers = options.buffers or "automatic"
+    print(f"loop {options.loop}, socket buffers {buffers}, fresh memory {options.fresh}{pace_said}")
     for row in rows:
         print(show(row))
 
