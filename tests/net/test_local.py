@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import mmap
 import os
 import socket
 import struct
@@ -444,6 +445,23 @@ def test_segments_are_not_much_larger_than_what_is_taken_of_them() -> None:
         alive.append(segments.empty((1_000_000,), floats))
         assert segments.nbytes <= max(FIRST, 1.25 * count * 8_003_584), count
     segments.close()
+
+
+def test_memory_for_what_is_announced_is_made_ahead_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes may announce terabytes: they take no memory, and no time, before they come."""
+    monkeypatch.setattr("flowrt.sched.host.segments.AHEAD", 4 * MIB)
+
+    def resident() -> int:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * mmap.PAGESIZE
+
+    before, rooms = resident(), Segments(Memory(), shared=False)
+    announced = rooms.empty((512 * MIB,), np.dtype("uint8"))
+    assert announced is not None
+    assert resident() - before < 64 * MIB
+    announced[-1] = 1
+    assert announced[-1] == 1
+    rooms.close()
 
 
 # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -39,6 +39,7 @@ IDLE = 1 << 30  # bytes that are kept for arrays to come
 AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if AVAILABLE else 0
 POPULATED = 4 << 20  # bytes at once, as Python lets nobody else run meanwhile
+AHEAD = 256 << 20  # bytes that are made at most before they come: who announces more has to send it
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14: all pages at once, which costs a fifth of one by one
 
 
@@ -55,9 +56,10 @@ class Segment:
         self.kept = True  # for arrays to come
         self.file = -1
         self.pages = self._shared_pages() if shared else _own_pages(nbytes)
+        ahead = nbytes if shared else min(nbytes, AHEAD)  # the large pages of the others take little time as they come
         with suppress(OSError):
-            for first in range(0, nbytes, POPULATED):
-                self.pages.madvise(_POPULATE_WRITE, first, min(POPULATED, nbytes - first))
+            for first in range(0, ahead, POPULATED):
+                self.pages.madvise(_POPULATE_WRITE, first, min(POPULATED, ahead - first))
         self.used = 0  # in which sweep something was taken last
         self.sweeps = 0  # in how many of them something was
         self.start = int(np.frombuffer(self.pages, np.uint8).ctypes.data)
