@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from typing import Any
 
+UNREACHABLE = (OSError, ValueError, OverflowError)  # the system's, and Python's of a host or port that can be none
+
 
 def is_loopback(host: str) -> bool:
     """Whether ``host`` is this machine, to itself."""
@@ -12,6 +14,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_place(host: str, port: int) -> bool:
+    """Whether somebody could be there."""
+    return host != "" and 0 < port < 1 << 16
 
 
 def is_any(host: str) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.errors import AuthenticationError, BrokenStream, FlowrtError, NodeLost, VersionMismatch
 from flowrt.net import heads
-from flowrt.net.addresses import is_loopback, named
+from flowrt.net.addresses import UNREACHABLE, is_loopback, named
 from flowrt.net.asking import Arrived, ask_at, ask_socket
 from flowrt.net.bounds import Bounds
 from flowrt.net.frames import allocate_array
@@ -64,7 +64,7 @@ async def connect(
     except ssl.SSLError as error:
         meant = failure(error)
         raise type(meant)(f"{where}: {meant}") from error
-    except OSError as error:
+    except UNREACHABLE as error:
         raise NodeLost(f"cannot connect to {where}: {reason(error)}") from error
 
 
@@ -137,7 +137,7 @@ class _Client:
         return Opening.of(self.token, secrets.token_bytes(NONCE), self.hello)
 
     def _head(self, opening: Opening, more: dict[str, str]) -> bytes:
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = f"[{self.host}]" if ":" in self.host else self.host.encode("idna").decode("ascii")
         usual = {"Host": f"{host}:{self.port}", "Upgrade": PROTOCOL, "Connection": "Upgrade"}
         return heads.written(f"GET {PATH} HTTP/1.1", usual | opening.headers() | more)
 

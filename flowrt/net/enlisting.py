@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import AuthenticationError, BrokenStream, ClosedError, NodeLost, RemoteError, as_error
+from flowrt.net.addresses import UNREACHABLE
 from flowrt.net.messages import Enlist, Enlisted, Refused, Serve, Waits, from_data, to_hello
 from flowrt.net.peer import RETRY
 from flowrt.net.transport import Connection, connect
@@ -23,7 +24,7 @@ async def host_towards(door: Address) -> str:
     try:
         async with asyncio.timeout(REACH):
             _, writer = await asyncio.open_connection(*door)
-    except (OSError, TimeoutError) as error:
+    except UNREACHABLE as error:
         raise _nobody(door, error) from error
     host: str = writer.get_extra_info("sockname")[0]
     writer.close()

@@ -27,6 +27,7 @@ from flowrt.base.errors import (
     SpecError,
 )
 from flowrt.net import connection as connection_module
+from flowrt.net.enlisting import host_towards
 from flowrt.net.frames import WINDOW, WORK, NoRoom
 from flowrt.net.transport import Bounds, Connection, connect, serve
 
@@ -197,6 +198,15 @@ async def test_a_peer_that_vanishes_is_a_lost_node_after_what_it_sent() -> None:
         with pytest.raises(NodeLost):
             _ = [message async for message in server]
         await server.wait_closed()
+
+
+@on_both_loops
+async def test_where_no_host_can_be_no_node_is() -> None:
+    for host, port in (("a..b", 1), ("x" * 300, 1), ("\0", 1), ("127.0.0.1", 99_999), ("127.0.0.1", -1)):
+        with pytest.raises(NodeLost, match="cannot connect to"):
+            await connect(host, port, TOKEN)
+        with pytest.raises(NodeLost, match="no node answers at"):
+            await host_towards((host, port))
 
 
 @on_both_loops_and_ways
