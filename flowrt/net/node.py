@@ -308,9 +308,9 @@ class NetworkNode:
 
     def _begin_reign(self, drive: Drive | Resume, connection: Connection) -> Reign:
         tell = partial(say, connection)
-        addresses = addresses_in(drive.peers)
+        addresses, joined = addresses_in(drive)
         self._known.update(addresses)
-        self._newcomers.joined.update({task: addresses[task] for task in drive.joined})
+        self._newcomers.joined.update(joined)
         return Reign(drive, connection, addresses, Started(self.host, drive.epoch, tell, self._report))
 
     async def _resume(self, resume: Resume, connection: Connection) -> None:

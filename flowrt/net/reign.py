@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import BrokenStream, ClosedError, InternalError, RemoteError, SpecError, TakenOver, name_error
+from flowrt.net.addresses import is_place
 from flowrt.net.links import WAITING
 from flowrt.net.messages import Answer, Done, Drive, Pong, Refused, Resume, to_data
 
@@ -73,8 +73,13 @@ def address_of(peer: str, reign: Reign) -> tuple[str, int]:
     return reign.addresses[peer]
 
 
-def addresses_in(peers: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+def addresses_in(drive: Drive | Resume) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[str, int]]]:
+    """Where a master says that each task is, and those of them that joined."""
     try:
-        return {task: (str(host), int(port)) for task, (host, port) in peers.items()}
-    except (TypeError, ValueError) as error:
-        raise BrokenStream(f"a master introduced its peers as {str(peers)[:80]}") from error
+        addresses = {task: (str(host), int(port)) for task, (host, port) in drive.peers.items()}
+        if not all(is_place(*address) for address in addresses.values()):
+            raise ValueError("nobody can be at some of them")
+        return addresses, {task: addresses[task] for task in drive.joined}
+    except (KeyError, TypeError, ValueError) as error:
+        text = f"a master introduced its peers as {str(drive.peers)[:80]}, and as joined {str(drive.joined)[:80]}"
+        raise BrokenStream(text) from error

@@ -239,7 +239,7 @@ class Iterations:
     def _look(self, look: Look) -> tuple[Any, ...]:
         """The version of the variables (-1 if they have none), and the fields of what is left, if there is anything."""
         versions = {self._version(look.container, name) for name in look.versions}
-        if len(versions) > 1:
+        if len(versions) != 1:
             raise FlowrtError(f"{look.group} is at versions {sorted(versions)} on {self._host.task}")
         server = self._newest.get((look.container, look.group))
         if server is None:
