@@ -376,6 +376,15 @@ def test_what_is_damaged_is_named(tmp_path: Path) -> None:
         read_checkpoint(tmp_path, 1, 1)
 
 
+def test_nobody_is_waited_for_who_would_write_what_is_no_file(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1, 1, 1, [(("", "w"), W)])
+    manifest = tmp_path / folder_of(1, 1) / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    with pytest.raises(CheckpointError, match=r"is not whole: manifest\.json"):
+        read_checkpoint(tmp_path, 1, 1)
+
+
 def test_anybodys_safetensors_reads_a_shard(tmp_path: Path) -> None:
     values = {
         ("", "w"): W,
