@@ -27,7 +27,7 @@ from flowrt.sched.parting import PARTING, PartRunner
 from flowrt.sched.ready import AT_ONCE, GuessingRunner
 from flowrt.sched.regions.cost import predict
 from flowrt.sched.regions.lives import infer
-from flowrt.sched.regions.misfits import misfit_of_node
+from flowrt.sched.regions.misfits import PlanWithin, misfit_of_node
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, size_operands, variable_spec
 from flowrt.sched.tape.tape import address, corrected
 
@@ -68,9 +68,11 @@ Known: TypeAlias = "OrderedDict[Any, PreparedNode]"
 class NodeRunner:
     """Computes one synchronous node of a plan. May be called from any thread."""
 
-    def __init__(self, node: PlanNode, memory: Memory, known: Known | None = None, plan: Plan | None = None) -> None:
+    def __init__(
+        self, node: PlanNode, memory: Memory, known: Known | None = None, body: PlanWithin | None = None
+    ) -> None:
         self.node = node
-        self._plan = plan  # whose node it is
+        self._body = body  # whose node it is
         self._memory = memory
         self._alias = is_alias(node.op)
         self._constant = (node.attrs["value"],) if node.op == "constant" else None
@@ -102,7 +104,7 @@ class NodeRunner:
         except MemoryError as error:
             raise ResourceError(f"{self.node.where()}: out of memory: {error}") from error
         ready.prepared.run(address(words), [address(a) for a in (*inputs, *arrays)])
-        check(words, self.node.op, self.node.where, lambda: misfit_of_node(self.node, inputs, self._plan))
+        check(words, self.node.op, self.node.where, lambda: misfit_of_node(self.node, inputs, self._body))
         return arrays[: len(ready.outputs)]
 
     def _key(self, inputs: Sequence[Array]) -> Any:
@@ -143,10 +145,12 @@ def _is_outdated(prepared: Prepared) -> bool:
 class StructuredRunner(GuessingRunner):
     """Computes a loop or branch of a plan, node by node, for any shapes. May be called from any thread."""
 
-    def __init__(self, node: PlanNode, memory: Memory) -> None:
+    def __init__(self, node: PlanNode, memory: Memory, around: PlanWithin | None) -> None:
         super().__init__(node, memory)
-        bodies = [value for value in node.attrs.values() if isinstance(value, Plan)]
-        self._runners = {id(inner): runner_for(inner, memory) for body in bodies for inner in body.nodes}
+        bodies = [PlanWithin(value, node, around) for value in node.attrs.values() if isinstance(value, Plan)]
+        self._runners = {
+            id(inner): runner_for(inner, memory, body=body) for body in bodies for inner in body.plan.nodes
+        }
 
     def __call__(self, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
         """The outputs for C-contiguous ``inputs``; raises as `NodeRunner` does."""
@@ -213,21 +217,21 @@ class VariableRunner(GuessingRunner):
 
 
 def runner_for(
-    node: PlanNode, memory: Memory, known: Known | None = None, plan: Plan | None = None
+    node: PlanNode, memory: Memory, known: Known | None = None, body: PlanWithin | None = None
 ) -> NodeRunner | GuessingRunner:
-    """What computes a synchronous node, of ``plan``, by itself."""
+    """What computes a synchronous node, of ``body``, by itself."""
     if node.op in STACKING:
         return StackRunner(node, memory)
     if node.op in PARTING:
         return PartRunner(node, memory)
-    return StructuredRunner(node, memory) if node.op in STRUCTURED else NodeRunner(node, memory, known, plan)
+    return StructuredRunner(node, memory, body) if node.op in STRUCTURED else NodeRunner(node, memory, known, body)
 
 
 class Runners(dict[int, NodeRunner | GuessingRunner]):
     """What computes the nodes of a plan by themselves on a host, by position; made when first asked for."""
 
     def __init__(self, plan: Plan, host: Host) -> None:
-        self._plan, self._nodes, self._host = plan, plan.nodes, host
+        self._body, self._nodes, self._host = PlanWithin(plan), plan.nodes, host
         self._specs = plan.value_specs()
         self._known: dict[Any, Known] = {}
 
@@ -237,7 +241,7 @@ class Runners(dict[int, NodeRunner | GuessingRunner]):
             return self.setdefault(position, VariableRunner(node, self._host))
         structured = node.op in STACKING or node.op in STRUCTURED or node.op in PARTING
         known = None if structured else self._known.setdefault(self._what(node), OrderedDict())
-        return self.setdefault(position, runner_for(node, self._host.memory, known, self._plan))
+        return self.setdefault(position, runner_for(node, self._host.memory, known, self._body))
 
     def _what(self, node: PlanNode) -> Any:
         """What a node does, the same for all that do it."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
+from flowrt.kernels.store import background
 
 IDS = np.array([[0, 1], [2, 3], [4, 5], [6, 1234]])
 ROWS = np.ones((1000, 3), np.float32)
@@ -68,3 +69,36 @@ def test_a_lookup_whose_table_is_split_over_servers_names_the_table() -> None:
 
     with pytest.raises(fr.FlowrtError, match=r"emb/rows.*" + re.escape(BAD + "there are 1,000 rows")):
         asyncio.run(main())
+
+
+def take_in(how: str, table: Any, ids: Any) -> Any:
+    """What takes rows at ids one after another, at all of them again and again, or where that is chosen."""
+    match how:
+        case "scalars":
+            return fr.scan(lambda total, i: (total + fr.take(table, i)[0], None), fr.constant(np.float32(0)), ids)[0]
+        case "rows":
+            turns = (np.int64(0), fr.constant(np.float32(0)))
+            return fr.while_loop(lambda n, a: n < 3, lambda n, a: (n + 1, a + fr.sum(fr.take(table, ids))), turns)[1]
+        case _:
+            return fr.cond(fr.sum(ids) > 0, lambda: fr.take(table, ids), lambda: fr.take(table, ids + 1))
+
+
+@pytest.mark.parametrize("tapes", [True, False])
+@pytest.mark.parametrize("how", ["scalars", "rows", "branch"])
+def test_in_loops_and_branches_the_index_and_the_table_are_told_too(
+    how: str, tapes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for compiled in (False, True):  # loops of scalars are compiled at once, or later
+        monkeypatch.setattr(background, "was_tried", lambda symbol, compiled=compiled: compiled)
+        with fr.Graph() as graph:
+            ids = fr.placeholder("int64", (4,), name="ids")
+            out = take_in(how, fr.Variable(ROWS, name="emb"), ids)
+        with fr.BlockingSession(graph, options=fr.Options(threads=1, tapes=tapes)) as session:
+            for _ in range(2):
+                with said("an index is out of range: 1234") as caught:
+                    session.run(out, {ids: np.array([1, 2, 3, 1234])})
+                told = str(caught.value)
+                assert "and 'emb' has 1,000 rows" in told
+                turn = {"scalars": "in turn 4 of loop", "rows": "in turn 1 of loop"}.get(how, "")
+                assert turn in told or not tapes
+                assert f"at position {'() of int64[]' if how == 'scalars' else '(3,) of int64[4]'}" in told

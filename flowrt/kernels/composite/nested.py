@@ -21,7 +21,7 @@ from flowrt.kernels.launch import Composite
 from flowrt.kernels.store.parts import is_nested_compiled, nested_address
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import PlanNode
+    from flowrt.base.plan import Plan, PlanNode
     from flowrt.kernels.language.variants import Variant
     from flowrt.kernels.launch import Launchable, Operand
 
@@ -50,12 +50,18 @@ CARRIED_WORDS, ROW_WORDS, LAUNCH_WORDS, CONSTANT_WORDS = 9, 4, 3, 2
 @valueclass
 class Inner:
     """A launch inside: its step, its operands as places among the operands of the launch around it, the sizes of these
-    in bytes, and the body's node that it is part of."""
+    in bytes, and of which body's node it is part, by its position."""
 
     step: Launchable
     places: tuple[Operand, ...]
     sizes: tuple[int, ...] = ()
-    node: PlanNode | None = None
+    body: Plan | None = None
+    position: int = 0
+
+    @property
+    def node(self) -> PlanNode | None:
+        """The body's node."""
+        return None if self.body is None else self.body.nodes[self.position]
 
 
 @valueclass

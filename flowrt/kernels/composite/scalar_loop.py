@@ -35,6 +35,7 @@ from flowrt.kernels.store.sources import sources
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
+    from flowrt.base.spec import Spec
     from flowrt.kernels.language.variants import Variant
     from flowrt.kernels.launch import Application, Operand
 
@@ -122,6 +123,16 @@ def scalar_loop_address(program: ScalarProgram) -> int:
     return address_of(symbol, lambda: made_by(_EMITTER, "emit_scalar_loop", program, symbol))
 
 
+@valueclass
+class LookedUp:
+    """What a lookup is for: the index of which node, where among its ``indices``, along which axis of the table."""
+
+    node: PlanNode
+    at: tuple[int, ...]
+    indices: Spec
+    axis: int
+
+
 @dataclass(frozen=True)
 class ScalarLoopStep(Composite):
     """What a `Step` is to an op, for a loop of scalars; places are operand numbers."""
@@ -141,10 +152,10 @@ class ScalarLoopStep(Composite):
     rows: int | None
     reverse: bool
     trace: tuple[int, ...] = ()
-    """Private slots: of the lookup that failed, counted from 1, and of the iterations of the loops around it, -1 where
-    there are no more."""
-    looks: tuple[PlanNode, ...] = ()
-    """The node that each lookup is of, by its number."""
+    """Private slots: of the lookup that failed, counted from 1, of its index, of how many there are that it chooses
+    from, and of the iterations of the loops around it, -1 where there are no more."""
+    looks: tuple[LookedUp, ...] = ()
+    """What each lookup is for, by its number."""
     held: tuple[np.ndarray[Any, Any], ...] = ()
     """Tables whose addresses are constants."""
 

@@ -79,9 +79,14 @@ def misfit(
         return ""
     spec, at = _placed(indices, shape, found)
     axis = normal_axes(attrs["axis"], operands[0].ndim)[0] if "axis" in attrs else 0
-    has = f"{bound:,} {choosing.entries if axis == 0 else f'entries along axis {axis}'}"
+    has = has_so_many(bound, axis, table, choosing.entries)
+    return f": {indices.reshape(-1)[found]} at position {at} of {spec}, and {has}"
+
+
+def has_so_many(bound: int, axis: int, table: str = "", entries: str = "rows") -> str:
+    """How many there are to choose from along an axis of what is called ``table``."""
     whose = f"{table!r} has" if table else "there are"
-    return f": {indices.reshape(-1)[found]} at position {at} of {spec}, and {whose} {has}"
+    return f"{whose} {bound:,} {entries if axis == 0 else f'entries along axis {axis}'}"
 
 
 def _first_outside(indices: Array, bound: int, wraps: bool) -> int | None:

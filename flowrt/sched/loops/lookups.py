@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from flowrt.base.spec import normal_axes
+from flowrt.base.spec import Spec, normal_axes
 from flowrt.base.traits import is_alias
 from flowrt.kernels.composite.iteration import Lookup
+from flowrt.kernels.composite.scalar_loop import LookedUp
 from flowrt.kernels.ops.slices import BEYOND
 from flowrt.sched.loops.making import MOST_ENTRIES, Entries, Making, TableAddress, Unfit, Value, check_entries
 from flowrt.sched.loops.structured import COND, LOOP
@@ -105,14 +106,17 @@ def taken(making: Making, node: PlanNode, inputs: Sequence[Value], axis: int, gu
     """What `take` answers."""
     x, indices = _indexable(making, inputs[0]), entries_of(making, inputs[1])
     at = normal_axes(axis, len(x.shape))[0]
-    rows = [_row(making, node, x, at, int(index), guard) for index in indices.flat]
-    if not rows:
+    if not indices.size:
         raise Unfit("nothing taken")
+    spec = Spec(making.dtype(int(indices.flat[0])), indices.shape)
+    looks = ((LookedUp(node, place, spec, at), int(index)) for place, index in np.ndenumerate(indices))
+    rows = [_row(making, look, x, index, guard) for look, index in looks]
     return np.stack(rows, at).reshape((*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))
 
 
-def _row(making: Making, node: PlanNode, x: Value, axis: int, index: int, guard: int | None) -> Entries:
+def _row(making: Making, look: LookedUp, x: Value, index: int, guard: int | None) -> Entries:
     """The row at that ``index`` along an axis, without the axis."""
+    axis = look.axis
     size, pitch = x.shape[axis], math.prod(x.shape[axis + 1 :])
     places = _places(x.shape, (*[slice(None)] * axis, 0))
     if making.dtype(index) == np.uint64:
@@ -123,7 +127,7 @@ def _row(making: Making, node: PlanNode, x: Value, axis: int, index: int, guard:
     looks = making.shared.looks
     held = () if isinstance(x, TableAddress) else tuple(int(n) for n in x.flat)
     table, dtype = (x.place, x.dtype) if isinstance(x, TableAddress) else (0, making.dtype(held[0]))
-    looks.append(node)
+    looks.append(look)
     offsets, count = tuple(int(n) for n in places.flat), making.shared.word(size)
     found = Lookup(table, count, index, guard, pitch, offsets, dtype, len(looks) - 1, held)
     return np.array(making.lookup(found), np.int64).reshape(places.shape)

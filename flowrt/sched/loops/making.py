@@ -28,7 +28,7 @@ from flowrt.kernels.language.composing import is_scalar_function
 from flowrt.kernels.language.table import broadcast, find_kernel, is_costly
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import PlanNode
+    from flowrt.kernels.composite.scalar_loop import LookedUp
 
 Entries: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 """A value: the number of every entry, in the value's shape."""
@@ -79,7 +79,7 @@ class SharedValues:
     unknown: set[int] = field(default_factory=set)
     captured: dict[int, int] = field(default_factory=dict)
     held: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    looks: list[PlanNode] = field(default_factory=list)
+    looks: list[LookedUp] = field(default_factory=list)
 
     def known(self) -> tuple[int | None, ...]:
         """The constants as far as the kernel shall know them: much follows from a divisor, little from a factor."""

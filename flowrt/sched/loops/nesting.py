@@ -187,7 +187,8 @@ class _Nest:
                 launch.step,
                 tuple(Operand(operand[p.slot], p.offset) for p in launch.places),
                 launch.sizes,
-                body.nodes[launch.node],
+                body,
+                launch.node,
             )
             for launch in made.launches
         ]

@@ -42,7 +42,7 @@ def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
         return None
     first, count = len(inputs), len(inputs) + len(outputs)
     iterations = rows[0].concrete[0] if rows else None
-    slots = 1 + program.depth if program.depth else 0
+    slots = 3 + program.depth if program.depth else 0
     step = ScalarLoopStep(
         program,
         tuple(range(count)),

@@ -7,7 +7,8 @@ nobody shares.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,12 +20,12 @@ from flowrt.kernels.launch import Operand, failure
 from flowrt.kernels.run import board as at
 from flowrt.kernels.run.board import NODE_WORDS
 from flowrt.sched.host.lanes import aligned_zeros
-from flowrt.sched.regions.misfits import misfit_of_launch
+from flowrt.sched.regions.misfits import PlanWithin, misfit_of_launch, misfit_of_look
 from flowrt.sched.regions.recorded import FIRST_SLOT, LOCAL_SLOT, Launch
 from flowrt.sched.tape.schedule import hazards
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan
     from flowrt.kernels.composite.nested import Inner
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -85,10 +86,13 @@ def find_loops(launches: Sequence[Launch], nodes: Array, words: Array, words_at:
     }
 
 
-def stopped_inside(step: Any, places: Sequence[Operand], bases: Sequence[int]) -> str:
-    """Which node of a loop's or branch's body failed, in which iterations, as what stands before the loop itself."""
-    node: PlanNode | None = None
+def _stopped_inside(body: PlanWithin, launch: Launch, bases: Sequence[int]) -> tuple[str, Callable[[], str]]:
+    """Which node of a loop's or branch's body failed, in which iterations, as what stands before the loop itself; and
+    who answers what may be said of why, as long as the slots lie as they did."""
+    step, places = launch.step, list(launch.places)
+    launched = node = body.plan.nodes[launch.node]
     numbers: list[str] = []
+    more: Callable[[], str] = partial(misfit_of_launch, body, launch, bases)
     while isinstance(step, NestedStep):
         trace = bases[places[step.trace].slot]
         span = step.spans[trace > 0]
@@ -97,23 +101,30 @@ def stopped_inside(step: Any, places: Sequence[Operand], bases: Sequence[int]) -
         if step.kind == "loop":
             numbers.append(str(bases[places[step.iteration].slot] + 1))
         inner = span[abs(trace) - 1]
-        node = inner.node or node
+        if inner.body is not None:
+            body = PlanWithin(inner.body, node, body)
+            node = inner.body.nodes[inner.position]
+        own = places[step.local[0]].slot
         step, places = inner.step, _resolved(inner, places)
+        if not isinstance(step, (NestedStep, ScalarLoopStep)) and own not in {place.slot for place in places}:
+            failing = Launch(step, tuple(places), inner.position, inner.sizes)
+            more = partial(misfit_of_launch, body, failing, bases)
     if isinstance(step, ScalarLoopStep) and step.trace:
-        failed, *done = (bases[places[operand].slot] for operand in step.trace)
-        node = step.looks[failed - 1] if 0 < failed <= len(step.looks) else node
-        numbers += [str(number + 1) for number in done if node is not None and number >= 0]
-    if node is None:
-        return ""
-    return f"{node.where()} in {'turn ' + ' of turn '.join(reversed(numbers)) + ' of ' if numbers else ''}"
+        failed, index, size, *done = (bases[places[operand].slot] for operand in step.trace)
+        if 0 < failed <= len(step.looks):
+            look = step.looks[failed - 1]
+            node, more = look.node, partial(misfit_of_look, look, index, size, body)
+            numbers += [str(number + 1) for number in done if number >= 0]
+    if node is launched:
+        return "", more
+    return f"{node.where()} in {'turn ' + ' of turn '.join(reversed(numbers)) + ' of ' if numbers else ''}", more
 
 
 def failed_at(plan: Plan, launch: Launch, status: int, bases: Sequence[int], mine: bool) -> FlowrtError:
     """The error of a launch that left a ``status``; whether the slots still lie as in its run is told by ``mine``."""
     node = plan.nodes[launch.node]
-    inside = stopped_inside(launch.step, launch.places, bases)
-    more = "" if inside or not mine else misfit_of_launch(plan, launch, bases)
-    return FlowrtError(f"{inside}{node.where()}: {failure(node.op, status)}{more}")
+    inside, more = _stopped_inside(PlanWithin(plan), launch, bases)
+    return FlowrtError(f"{inside}{node.where()}: {failure(node.op, status)}{more() if mine else ''}")
 
 
 class Clock:

@@ -89,7 +89,7 @@ def _typed_loop(
 
 class _Emitter:
     """Emits loops and what is in them. ``looks`` emits whether the run is to stop, as a bit, ``fails`` the end of a run
-    in which the lookup of a number failed, in turns of these numbers of the loops around it.
+    in which the lookup of a number failed, with what there was to say: `store_trace`.
 
     Variables are places on the stack, which LLVM makes registers of. ``fuel`` is how many iterations are left until a
     loop looks whether it is to stop: a loop that stops leaves none, so that those around it look, too, and stop.
@@ -243,7 +243,8 @@ class _Emitter:
         fail = builder.append_basic_block("lookup.fail")
         builder.cbranch(reads_zero, behind, fail)
         builder.position_at_end(fail)
-        self._fails(lookup.number, [builder.load(done) for done in self._iterations])
+        size = self._lanes.scalar(values[lookup.size])
+        self._fails(lookup.number, [given, size, *(builder.load(done) for done in self._iterations)])
 
     def _or_zero(self, kind: Any, entry: Any, here: Any, missing: Any) -> Any:
         found = self._builder.phi(entry.type)
@@ -362,10 +363,10 @@ class _Layout:
             )
         return found
 
-    def store_trace(self, builder: Any, bases: Any, block: Any, number: int, iterations: Sequence[Any]) -> None:
-        """Say which lookup failed, in which iterations, in the slots for it."""
-        without = [ir.Constant(WORD, NONE)] * (self._depth - len(iterations))
-        for position, value in enumerate([ir.Constant(WORD, number + 1), *iterations, *without], self._trace):
+    def store_trace(self, builder: Any, bases: Any, block: Any, number: int, told: Sequence[Any]) -> None:
+        """Say which lookup failed, the index, how many there are, and in which iterations, in the slots for it."""
+        without = [ir.Constant(WORD, NONE)] * (2 + self._depth - len(told))
+        for position, value in enumerate([ir.Constant(WORD, number + 1), *told, *without], self._trace):
             slot = word(builder, block, position)
             builder.store(value, builder.gep(pointer(builder, bases, WORD), [slot]))
 
@@ -405,8 +406,8 @@ def _runs(program: ScalarProgram) -> Any:
 
             end, taken = builder.append_basic_block("run.end"), cgutils.alloca_once_value(builder, ZERO)
 
-            def fails(number: int, iterations: Sequence[Any]) -> None:
-                at.store_trace(builder, bases, block, number, iterations)
+            def fails(number: int, told: Sequence[Any]) -> None:
+                at.store_trace(builder, bases, block, number, told)
                 builder.store(ir.Constant(WORD, OUT_OF_RANGE), pointer(builder, word(builder, bases, 0), WORD))
                 builder.branch(end)
 
