@@ -65,7 +65,7 @@ async def measure(mib: int, steps: int, saves: int, folder: Path) -> None:
         fr.Session(graph, cluster=cluster, checkpoints=checkpoints) as session,
     ):
         before = resident("VmRSS")
-        alone, beside, after = await train(trainer, session, checkpoints, steps, saves)
+        alone, after = await train(trainer, session, checkpoints, steps, saves)
         await checkpoints.wait_saved()
         written = []
         for _ in range(saves):
@@ -79,12 +79,13 @@ async def measure(mib: int, steps: int, saves: int, folder: Path) -> None:
             await session.restore()
             read.append(time.perf_counter() - began)
         check([await session.run(row) for row in rows], checkpoints.step)
+        undisturbed = statistics.median(alone)
         print(f"steps without a save: median {tell(alone)}")
-        print(f"steps beside a save:  median {tell(beside)}")
-        ratio = statistics.median(beside) / statistics.median(alone)
-        for number, seconds in sorted(after.items()):
-            print(f"  step {number} after one was asked for: {tell(seconds)}")
-        print(f"ratio of the medians {ratio:.3f}, of the slowest {max(beside) / max(alone):.3f}")
+        for due, beside in after.items():
+            mean, slowest = statistics.mean(beside) / undisturbed, max(beside) / undisturbed
+            told = " ".join(f"{seconds:.3f}" for seconds in beside)
+            print(f"  beside the save due at step {due}: {told} s, mean {mean:.2f}, slowest {slowest:.2f} medians")
+        print(f"slowest step without a save: {max(alone) / undisturbed:.2f} medians")
         print(f"save, waited for: {tell(written)}, {mib / statistics.median(written):.0f} MiB/s")
         print(f"restore: {tell(read)}, {mib / statistics.median(read):.0f} MiB/s")
         print(f"the client grew by {grown:.0f} MiB in training and saving, by {resident('VmHWM') - before:.0f} in all")
@@ -92,24 +93,20 @@ async def measure(mib: int, steps: int, saves: int, folder: Path) -> None:
 
 async def train(
     trainer: fr.train.Replicated, session: fr.Session, checkpoints: fr.Checkpoints, steps: int, saves: int
-) -> tuple[list[float], list[float], dict[int, list[float]]]:
-    """The seconds of steps with no save under way, and of those with one: all, and by how many steps ago it was asked
-    for. The first steps are left out."""
+) -> tuple[list[float], dict[int, list[float]]]:
+    """The seconds of steps with no save under way, and of those with one, by the step at which it was due, which is
+    the first of them. The first steps of all are left out."""
     alone: list[float] = []
-    beside: list[float] = []
     after: dict[int, list[float]] = {}
     at, warm = time.perf_counter(), 2
     async for report in trainer.steps(session, batches(steps * (saves + 1) - 1)):
         now = time.perf_counter()
-        ago = report.step % steps
         if report.step > warm:
-            if checkpoints.is_saving or ago == 0:
-                beside.append(now - at)
-                after.setdefault(ago, []).append(now - at)
-            else:
-                alone.append(now - at)
+            asked = report.step % steps == 0
+            beside = asked or checkpoints.is_saving
+            (after.setdefault(report.step // steps * steps, []) if beside else alone).append(now - at)
         at = now
-    return alone, beside, after
+    return alone, after
 
 
 def tell(seconds: list[float]) -> str:

@@ -140,6 +140,7 @@ OWNERS = {
         "sched/host/lanes",
         "sched/host/memory",
         "sched/host/segments",
+        "sched/host/spares",
         "sched/host/variables",
         "session/blocking",
         "kernels/store/objects",

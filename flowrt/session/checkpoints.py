@@ -29,7 +29,16 @@ from flowrt.progress import Activity
 from flowrt.session.building_order import Order, from_manifest, nameless, order_of, to_manifest
 from flowrt.session.options import is_at_least
 from flowrt.session.restoring import OWN_NAMES, Fit, checked_renames, fit, listed
-from flowrt.session.saving import Places, Saving, in_thread, pieces_of, prepare_on_tasks, take_on_tasks, verify_on_tasks
+from flowrt.session.saving import (
+    Places,
+    Saving,
+    in_thread,
+    pieces_of,
+    prepare_on_tasks,
+    take_on_tasks,
+    verify_on_tasks,
+    worth_preparing,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,9 +60,9 @@ class Checkpoints:
     ``keep_every_hours`` one for every so many hours. ``refused`` lists the checkpoints that were not whole.
 
     The variables are saved as they are when it is time, and written beside the steps that follow: by the nodes that
-    hold them, each its own, or by the client for those that have not its disk. A step for which a save is due waits
-    while the one before is still being written. A save that fails on its own is logged and tried again after the next
-    step; training goes on.
+    hold them, each its own, or by the client for those that have not its disk. A save that is due while the one before
+    is still being written follows as soon as that is done; where variables come to less than 16 MiB, the step waits for
+    that, which is soon. A save that fails on its own is logged and tried again after the next step; training goes on.
 
     A checkpoint fits the graph: what only one of them has, or has with another dtype or shape, raises
     `CheckpointError`, which lists it all. ``rename`` maps saved names to those of the graph, all at once, and with a
@@ -189,15 +198,15 @@ class Checkpoints:
     async def after_step(self, session: Inside) -> None:
         """Count a training step, and begin to save if it is time: what is written is written beside others."""
         self._step += 1
-        if not self._is_due():
-            self._prepare(session)
+        self._prepare(session)
+        if not self._is_due() or self._puts_off(session):
             return
         await self._saving.acquire()
         try:
             if not self._is_due():  # another step has waited, too
                 self._saving.release()
                 return
-            saving = await self._keep(session)
+            saving = await self._keep(session, beside=True)
         except FlowrtError as error:
             self._saving.release()
             _log.warning("%s; training goes on", error)
@@ -216,6 +225,11 @@ class Checkpoints:
             self.every_seconds is not None and self._clock() + seconds - self._saved_at >= self.every_seconds
         )
 
+    def _puts_off(self, session: Inside) -> bool:
+        """Whether a save that is due had better follow a later step than hold up this one for long."""
+        under_way = self.is_saving or (self._preparing is not None and not self._preparing.done())
+        return under_way and worth_preparing(session)
+
     def _prepare(self, session: Inside) -> None:
         """Have memory ready by the time that the next save is due, once for each."""
         if self.is_saving or self._prepared_after == self._saved_at or not self._is_due(AHEAD_STEPS, AHEAD_SECONDS):
@@ -232,19 +246,19 @@ class Checkpoints:
         Raises `CheckpointError` also where another session saves into the folder, and it says which.
         """
         async with self._saving:
-            saving = await self._keep(session)
+            saving = await self._keep(session, beside=False)
             await self._write(saving)
             self._saved_step, self._saved_at = saving.step, self._clock()
             return saving.step
 
-    async def _keep(self, session: Inside) -> Saving:
+    async def _keep(self, session: Inside, *, beside: bool) -> Saving:
         """Have all that is to be saved be kept as it is now."""
         if self._places is None:
             raise CheckpointError("the session was closed")
         saving = Saving(session, self._places.find(), self._step)
         try:
             async with session.rests.all():
-                await saving.keep()
+                await saving.keep(beside)
         except BaseException:
             await saving.drop()
             raise

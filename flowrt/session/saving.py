@@ -130,11 +130,14 @@ class Saving:
         """The bytes of all that is saved."""
         return sum(piece.spec.nbytes for piece in self._pieces if piece.first == 0)
 
-    async def keep(self) -> None:
-        """Have every task keep what it holds; trainers' servers at one version. Raises `CheckpointError`."""
+    async def keep(self, beside: bool) -> None:
+        """Have every task keep what it holds; trainers' servers at one version. Raises `CheckpointError`.
+
+        Steps go on ``beside`` what is written, or wait for it.
+        """
         before = time.monotonic()
         while True:
-            found = await self._each(lambda task, pieces: Keep(self._token, tuple([p.held for p in pieces])))
+            found = await self._each(lambda task, pieces: Keep(self._token, tuple([p.held for p in pieces]), beside))
             versions: dict[str, set[int]] = {}
             for group, version in (each for told in found.values() for each in told):
                 versions.setdefault(group, set()).add(version)
@@ -206,6 +209,11 @@ class Saving:
 
         await together(answer(task, pieces) for task, pieces in self._tasks.items())
         return {task: found[task] for task in self._tasks}
+
+
+def worth_preparing(session: Inside) -> bool:
+    """Whether a graph's variables are so large that copies of them take long."""
+    return sum(_held_spec(piece).nbytes for piece in pieces_of(session.graph)) >= PREPARED
 
 
 async def prepare_on_tasks(session: Inside, places: Places) -> None:

@@ -55,11 +55,13 @@ class Prepare:
 class Keep:
     """Hold what variables ``names`` are now, between two versions of every trainer, for the save of that number.
 
-    Answers (group, version) of each trainer whose server is here. What was kept for the save before goes.
+    Answers (group, version) of each trainer whose server is here. What was kept for the save before goes. Where steps
+    are to go on ``beside``, copies are begun at once, where memory lies ready, so that fewer are left to who writes.
     """
 
     save: str
     names: tuple[tuple[str, str], ...]
+    beside: bool = False
 
 
 @valueclass
@@ -126,11 +128,18 @@ ABOUT_CHECKPOINTS: tuple[type[Any], ...] = (Prepare, Keep, Write, Fetch, Drop, V
 
 
 @dataclass(eq=False, slots=True)
+class _KeptValue:
+    """What a variable held: lent, or a copy of that from some moment on, in whichever thread."""
+
+    array: Any
+
+
+@dataclass(eq=False, slots=True)
 class _Kept:
-    """What is held for a save: arrays by name, and which of them writers wait for."""
+    """What is held for a save, by name, and which of that writers wait for."""
 
     epoch: str
-    arrays: dict[Name, Any]
+    values: dict[Name, _KeptValue]
     waited_for: set[Name]
     going: bool = True
     writing: asyncio.Task[Any] | None = field(default=None)
@@ -170,7 +179,7 @@ class Keeping:
             case Write():
                 return await self._write(asked)
             case Fetch(save, container, name, first, nbytes):
-                kept = self._find(save).arrays[container, name]
+                kept = self._find(save).values[container, name].array
                 return np.array(np.frombuffer(bytes_of(kept), np.uint8)[first : first + nbytes])
             case Drop(save):
                 writing = self._drop(save)
@@ -236,13 +245,19 @@ class Keeping:
             known = host.inventory()
             if missing := sorted(names - known.keys()):
                 raise GraphError(f"variable {missing[0][1]!r} has no value on {host.task}: was it reset?")
-            arrays = {name: await self._lent(name, known[name]) for name in names}
-            scarce = not host.memory.room_for(sum(array.nbytes for array in arrays.values()))
+            values = {name: _KeptValue(await self._lent(name, known[name])) for name in names}
+            scarce = not host.memory.room_for(sum(value.array.nbytes for value in values.values()))
             waited = {name for name in names if scarce and variables.try_hold(frozenset([name]), NOTHING)}
-            self._kept[asked.save] = _Kept(epoch, arrays, waited)
+            kept = self._kept[asked.save] = _Kept(epoch, values, waited)
         finally:
             variables.release(names, NOTHING)
+        if asked.beside and not scarce:
+            self._tasks.start(self._copied_ahead(kept))
         return tuple((server.role.group, server.version) for server in servers())
+
+    async def _copied_ahead(self, kept: _Kept) -> None:
+        with suppress(FlowrtError, MemoryError):
+            await self._in_thread(partial(_copy_ahead, spares=self._host.spares), kept)
 
     async def _lent(self, name: Name, spec: Spec) -> Any:
         """What a variable that is held holds now, whatever is written to it later."""
@@ -256,7 +271,7 @@ class Keeping:
         if kept is None:
             return None
         kept.going = False
-        kept.arrays.clear()
+        kept.values.clear()
         self._let_write(kept, *list(kept.waited_for))
         self._let_spares_go()
         return kept.writing
@@ -292,7 +307,7 @@ class Keeping:
         except FlowrtError as error:
             return error
         finally:
-            if not kept.arrays:
+            if not kept.values:
                 self._let_write(kept, *list(kept.waited_for))
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -345,20 +360,33 @@ def _prepare(specs: dict[Name, Spec], going: Callable[[], bool], *, spares: Spar
             spares.make(name, spec, go_on)
 
 
+def _copy_ahead(kept: _Kept, going: Callable[[], bool], *, spares: Spares) -> None:
+    aside = Aside()
+
+    def go_on() -> bool:
+        aside()
+        return kept.going and going()
+
+    for name in list(kept.values):
+        value = kept.values.get(name)  # unless it is written by now
+        if value is not None and go_on():
+            spares.copy_ahead(name, value.array, partial(setattr, value, "array"), go_on)
+
+
 def _write(asked: Write, going: Callable[[], bool], *, kept: _Kept, let_write: Callable[[Name], None]) -> Any:
     store = store_at(asked.url)
     if not store.has(asked.draft):
         return None
     aside = Aside()
     names = {key: (container, name) for container, name, key in asked.pieces}
-    layouts = [(array.dtype, array.shape) for array in (kept.arrays[names[key]] for _, _, key in asked.pieces)]
+    layouts = [(array.dtype, array.shape) for array in (kept.values[names[key]].array for _, _, key in asked.pieces)]
     done: list[Name] = []
 
     def take(name: Name) -> Any:
         for other in done:  # is written by now
             let_write(other)
         done[:] = [name]
-        return kept.arrays.pop(name)
+        return kept.values.pop(name).array
 
     def go_on() -> bool:
         aside()

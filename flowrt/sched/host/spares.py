@@ -2,11 +2,14 @@
 
 New memory costs three times what it costs to copy something there, as the system fills it with zeros page by page. Law:
 who knows that variables will be kept has it made before, beside what goes on; what lies ready is let go where others
-need memory, and once nothing is kept any more. Any thread may ask.
+need memory, and once nothing is kept any more. A copy may be begun before anybody writes: who then does goes on with
+it. Any thread may ask.
 """
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -30,6 +33,7 @@ class Spares:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._ready: dict[Name, Array] = {}
+        self._begun: dict[Name, _BegunCopy] = {}
         memory.enlist(self)
 
     def make(self, name: Name, spec: Spec, going: Callable[[], bool]) -> None:
@@ -43,11 +47,33 @@ class Spares:
 
     def copy(self, name: Name, array: Array) -> Array:
         """A copy of what a variable holds, to lie there from now on."""
+        begun = self._begun.get(name)
+        if begun is not None and begun.source.ctypes.data == array.ctypes.data and begun.take():
+            begun.finish()
+            return begun.made
         made = self._ready.pop(name, None)
-        if made is None or (made.shape, made.dtype) != (array.shape, array.dtype):
+        if made is None or not _alike(made, array):
             return self._memory.lasting_copy(array)
         np.copyto(made, array)
         return made
+
+    def copy_ahead(self, name: Name, array: Array, use: Callable[[Array], None], going: Callable[[], bool]) -> None:
+        """Copy what a variable holds where memory lies ready for that, and have that copy be used by ``use``.
+
+        Unless ``going`` says otherwise meanwhile, or who writes the variable has the copy: one of them has it.
+        """
+        made = self._ready.pop(name, None)
+        if made is None or not _alike(made, array):
+            return
+        begun = self._begun[name] = _BegunCopy(made, array)
+        try:
+            while begun.go_on():
+                if not going():
+                    return
+            if begun.take():
+                use(made)
+        finally:
+            self._begun.pop(name, None)
 
     @property
     def idle_bytes(self) -> int:
@@ -59,13 +85,52 @@ class Spares:
         self._ready.clear()
 
 
+@dataclass(eq=False, slots=True)
+class _BegunCopy:
+    """A copy under way: ``done`` of its bytes are copied. Who writes the variable may take it, and finish it."""
+
+    made: Array
+    source: Array
+    done: int = 0
+    taken: bool = False
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+
+    def go_on(self) -> bool:
+        """Copy some more; False once all is, or it is taken."""
+        with self.mutex:
+            if self.taken or self.done == self.made.nbytes:
+                return False
+            end = min(self.done + TOUCHED, self.made.nbytes)
+            _bytes(self.made)[self.done : end] = _bytes(self.source)[self.done : end]
+            self.done = end
+            return True
+
+    def take(self) -> bool:
+        """Have it from now on, if nobody has."""
+        with self.mutex:
+            taken, self.taken = self.taken, True
+            return not taken
+
+    def finish(self) -> None:
+        """Copy what is left, once it is taken."""
+        _bytes(self.made)[self.done :] = _bytes(self.source)[self.done :]
+
+
+def _alike(made: Array, array: Array) -> bool:
+    return (made.shape, made.dtype) == (array.shape, array.dtype)
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
+
+
 def touched(memory: Memory, spec: Spec, going: Callable[[], bool]) -> Array | None:
     """Memory for a variable, all of whose pages are there; None where ``going`` does not say so to the end.
 
     As for `Spares.make`, whose errors it raises.
     """
     made = memory.apart(spec.concrete, spec.dtype)
-    pages = made.reshape(-1).view(np.uint8)
+    pages = _bytes(made)
     for start in range(0, 0 if has_own_slot(made) else made.nbytes, TOUCHED):  # a slot's pages are there
         if not going():
             return None
