@@ -17,9 +17,8 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.plain import default_array
 from flowrt.base.valueclass import valueclass
-from flowrt.op import as_value
 from flowrt.ops.elementwise import astype, multiply
-from flowrt.ops.inference import described
+from flowrt.ops.inference import described, settled
 from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.shape import expand_dims, reshape, squeeze, stack, transpose
@@ -58,7 +57,7 @@ def einsum(equation: str, *operands: Operand) -> TensorOrArray:
     Each operand's axes are letters; those that the result does not name are summed. Without ``->`` the result has, in
     the order of the alphabet, the letters that occur once. ``...`` stands for any axes, which broadcast.
     """
-    values = [_value(x) for x in operands]
+    values = _values(*operands)
     terms, out = _named(equation, values)
     terms = [_diagonal(_without_ones(term, terms)) for term in terms]
     total = terms[0]
@@ -77,7 +76,7 @@ def tensordot(a: Operand, b: Operand, axes: int | Sequence[int | Sequence[int]] 
     ``axes`` is how many: the last ones of ``a``, in order, with the first ones of ``b``; or a pair of axes, or of
     sequences of them.
     """
-    a, b = _value(a), _value(b)
+    a, b = _values(a, b)
     m, n = _rank(a), _rank(b)
     if isinstance(axes, int):
         left, right = tuple(range(m - axes, m)), tuple(range(axes))
@@ -98,14 +97,13 @@ def tensordot(a: Operand, b: Operand, axes: int | Sequence[int | Sequence[int]] 
 @located("dot")
 def dot(a: Operand, b: Operand) -> TensorOrArray:
     """NumPy's dot: the sum of products over a's last axis and b's second last, or its only one; scalars multiply."""
-    a, b = _value(a), _value(b)
+    a, b = _values(a, b)
     m, n = _rank(a), _rank(b)
     return multiply(a, b) if 0 in (m, n) else tensordot(a, b, (m - 1, max(n - 2, 0)))
 
 
-def _value(x: Any) -> Any:
-    found = as_value(x)
-    return found if hasattr(found, "builder") else default_array(found)
+def _values(*operands: Any) -> list[Any]:
+    return [x if hasattr(x, "builder") else default_array(x) for x in settled(*operands)]
 
 
 def _rank(x: Any) -> int:

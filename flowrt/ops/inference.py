@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.errors import SpecError
-from flowrt.base.plain import default_array
+from flowrt.base.plain import as_dtype_of, common_dtype, default_array, is_weak
 from flowrt.base.spec import MAX_VALUE_SIZE, Shape, Spec, replace_value, spec_of
 from flowrt.op import as_value
 
@@ -109,3 +109,14 @@ def described(value: Any) -> Spec:
     found = as_value(value)
     known = getattr(found, "spec", None)
     return known if isinstance(known, Spec) else spec_of(default_array(found))
+
+
+def settled(*operands: Any) -> list[Any]:
+    """What several operands stand for, numbers and lists of them in the dtype that they take beside the others.
+
+    For ops composed of others, the first of which would see a number alone. None stays None.
+    """
+    found = [as_value(x) for x in operands]
+    there = [getattr(getattr(x, "spec", None), "dtype", x) for x in found if x is not None]
+    dtype = common_dtype(there)
+    return [as_dtype_of(x, dtype) if x is not None and is_weak(x) else x for x in found]

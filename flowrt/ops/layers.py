@@ -28,7 +28,7 @@ from flowrt.ops.elementwise import (
     where,
 )
 from flowrt.ops.index import take
-from flowrt.ops.inference import described
+from flowrt.ops.inference import described, settled
 from flowrt.ops.moments import moments, standardize
 from flowrt.ops.reduce import mean
 from flowrt.ops.shape import expand_dims
@@ -66,6 +66,7 @@ def batch_norm(
     both statistics have the shape of the axes that are left: the channels of NHWC images. The variance is over the
     count, not one less. Ioffe and Szegedy, "Batch normalization", ICML 2015.
     """
+    x, scale, offset = settled(x, scale, offset)
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     middle, variance = moments(x, axes)
     factor = rsqrt(add(variance, epsilon))
@@ -85,6 +86,7 @@ def layer_norm(
 
     ``scale`` and ``offset`` (None for none) have the shape of ``axis`` itself. Ba et al., "Layer normalization", 2016.
     """
+    x, scale, offset = settled(x, scale, offset)
     others = _beside(x, axis)
     centred = subtract(x, mean(x, axis, True))
     y = multiply(centred, rsqrt(add(mean(square(centred), axis, True), epsilon)))

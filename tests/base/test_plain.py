@@ -64,6 +64,10 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "a gradient's weight": lambda x, n: fr.gradients(fr.sum(x), [x], [n])[0],
     "dropout": lambda x, n: fr.nn.dropout(x, n / 8, seed=1),
     "normalised": lambda x, n: fr.nn.layer_norm(x, epsilon=n),
+    "normalised and scaled": lambda x, n: fr.nn.layer_norm(x, n, [2, 1, 3]),
+    "normalised over a batch": lambda x, n: fr.nn.batch_norm(x, 2, n, axis=0)[0],
+    "a dot product": lambda x, n: fr.dot([2, 1, 3], x) + fr.dot(x, [n, n, n]),
+    "an einsum": lambda x, n: fr.einsum("i,i", x, [2, 1, 3]),
     "moments of random numbers": lambda x, n: x + fr.random.normal((3,), n, n, seed=1),
 }
 
