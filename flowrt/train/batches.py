@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.errors import FeedError, user_site
+from flowrt.base.errors import FeedError, GraphError, user_site
+from flowrt.base.plain import shortened
 from flowrt.sched.versions.handing import Handing
 from flowrt.session.feeds import as_feed
 
@@ -292,9 +293,20 @@ def _together(batch: Values) -> int:
     return max(1, min(TOGETHER, FEW // max(1, arrays), SMALL // max(1, nbytes)))
 
 
+def check_iterable(batches: Any, who: str) -> None:
+    """Raise `GraphError` unless ``batches`` can be iterated over, and are several."""
+    if isinstance(batches, Mapping):
+        told, fix = f"one with {list(batches)}", "; write [batch] for a single one"
+    elif not any(hasattr(type(batches), way) for way in ("__iter__", "__aiter__", "__getitem__")):
+        told, fix = shortened(batches), "; call it, and give what it answers" if callable(batches) else ""
+    else:
+        return
+    raise GraphError(f"{user_site()}: {who} takes an iterable of batches, or a source of fr.data, not {told}{fix}")
+
+
 def check_names(given: Any, expected: Iterable[str], who: str) -> None:
     """Raise `FeedError` unless ``given`` is a mapping with exactly the names ``expected``."""
     wanted = sorted(expected)
     if not isinstance(given, Mapping) or sorted(given) != wanted:
-        got = sorted(given) if isinstance(given, Mapping) else repr(given)[:80]
+        got = sorted(given) if isinstance(given, Mapping) else shortened(given)
         raise FeedError(f"{user_site()}: {who} is a mapping with {wanted}, got {got}")

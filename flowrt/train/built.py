@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from flowrt.base.device import Device
 from flowrt.base.errors import GraphError, SpecError, user_site
+from flowrt.base.plain import shortened
 from flowrt.base.spec import Spec
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
@@ -99,7 +100,7 @@ class Built:
         local = self.policy if isinstance(self.policy, LocalSteps) else None
         self.local_steps: int = 1 if local is None else local.k  # batches that a replica makes an update of
         self.outer: Optimizer | None = None if local is None else outer_of(local)
-        self.inputs = dict(inputs)
+        self.inputs = checked_inputs(inputs)
         self.late = late
         least, self.replicas = _range(replicas)
         self._check(servers, optimizer)
@@ -128,9 +129,6 @@ class Built:
             )
         if not isinstance(servers, Integral) or servers < 1:
             raise GraphError(f"{user_site()}: expected at least 1 server, got servers={servers!r}")
-        for name, spec in self.inputs.items():
-            if not isinstance(spec, Spec):
-                raise GraphError(f"{user_site()}: inputs maps names to fr.Spec(dtype, shape), but {name!r} to {spec!r}")
         policy_to_data(self.policy)
         if self.late not in ("drop", "requeue"):
             raise GraphError(f"{user_site()}: late is 'drop' or 'requeue', not {self.late!r}")
@@ -173,7 +171,7 @@ class Built:
             }
             copies = LocalCopies(source) if self.outer is not None else None
             with variables_from(copies or source):
-                loss, metrics = _loss_and_metrics(loss_fn(dict(inputs)), who)
+                loss, metrics = _loss_and_metrics(loss_fn(Inputs(inputs)), who)
                 if self.scale is not None:
                     self.scale.variable()
             if isinstance(source, LaterCopy):
@@ -247,6 +245,22 @@ class Built:
         return [optimizer.apply_gradients(pairs)] if self.outer is None else apply_differences(self.outer, pairs)
 
 
+class Inputs(dict[str, Tensor]):
+    """What the user's function is given: asked for another name, it says which there are."""
+
+    def __missing__(self, name: Any) -> NoReturn:
+        raise GraphError(f"{user_site()}: there is no input {name!r}; inputs= names {', '.join(map(repr, self))}")
+
+
+def checked_inputs(inputs: Any) -> dict[str, Spec]:
+    if not isinstance(inputs, Mapping):
+        raise GraphError(f"{user_site()}: inputs maps names to fr.Spec(dtype, shape), and is not {shortened(inputs)}")
+    for name, spec in inputs.items():
+        if not isinstance(spec, Spec):
+            raise GraphError(f"{user_site()}: inputs maps names to fr.Spec(dtype, shape), but {name!r} to {spec!r}")
+    return dict(inputs)
+
+
 def _range(replicas: Any) -> tuple[int, int]:
     """The fewest, 0 where none come and go, and the most. Raises `GraphError` for what is no such numbers."""
     least, most = replicas if isinstance(replicas, tuple) and len(replicas) == 2 else (0, replicas)
@@ -286,7 +300,9 @@ def _loss_and_metrics(answer: Any, who: str) -> tuple[Tensor, dict[str, Tensor]]
             f"{user_site()}: loss_fn of {who} answered {got}; the loss must be a float scalar, as fr.mean(...) makes, "
             "alone or as (loss, {name: metric})"
         )
-    return found, {name: as_value(metric) for name, metric in dict(metrics).items()}
+    if not isinstance(metrics, Mapping):
+        raise SpecError(f"{user_site()}: the metrics of {who} are {{name: metric}}, not {shortened(metrics)}")
+    return found, {name: as_value(metric) for name, metric in metrics.items()}
 
 
 def _moved(tower: Tower) -> list[str]:

@@ -17,7 +17,8 @@ from flowrt.ops.source import placeholder
 from flowrt.ops.state import variables_from
 from flowrt.ops.structure import flatten
 from flowrt.session.awaited import awaited_session
-from flowrt.train.batches import check_names
+from flowrt.train.batches import check_iterable, check_names
+from flowrt.train.built import Inputs, checked_inputs
 from flowrt.train.reads import check_source
 from flowrt.train.replay import Replay
 from flowrt.train.sharing import LaterCopy
@@ -75,10 +76,10 @@ class Replicated(Trainer):
         with building(self.graph), name_scope(label.removeprefix(current_scope().prefix)), device(self._servers[0]):
             source = LaterCopy(self._shared, f"the shared function {label!r}", current_scope().prefix)
             given: dict[str, Tensor] = {
-                key: placeholder(spec.dtype, spec.dims, name=key) for key, spec in inputs.items()
+                key: placeholder(spec.dtype, spec.dims, name=key) for key, spec in checked_inputs(inputs).items()
             }
             with variables_from(source):
-                outputs = fn(dict(given))
+                outputs = fn(Inputs(given))
         return Predictor(given, outputs)
 
     @brief
@@ -120,13 +121,15 @@ class Replicated(Trainer):
         Raises `NodeLost`, naming the nodes, when too few replicas are left for the policy, or a server is lost and
         there are no checkpoints; the error of a replica whose step fails otherwise; `RemoteError` while another client
         trains these variables, or if the servers do not hold one version of them; `FeedError` for a batch with other
-        names than ``inputs``; `LedgerError` for a ledger that cannot be written; `GraphError` for what is no `Session`,
-        and for ``detached`` without a source or a name of the session, or with copies.
+        names than ``inputs``; `LedgerError` for a ledger that cannot be written; `GraphError` for what is no `Session`
+        or no iterable, and for ``detached`` without a source or a name of the session, or with copies.
         """
         if isinstance(ahead, bool) or not isinstance(ahead, Integral) or ahead < 0:
             raise GraphError(f"{user_site()}: ahead is a number of steps, 0 or more, not {ahead!r}")
         if isinstance(batches, Source):
             check_source(self, batches, user_site())
+        else:
+            check_iterable(batches, "trainer.steps")
         opened = awaited_session(session, "trainer.steps")
         name = ""
         if detached:
@@ -161,6 +164,7 @@ class Replicated(Trainer):
         known what a version was made of, and for a policy that keeps updates of stale values; `FeedError` where there
         are too few batches; else as `steps`.
         """
+        check_iterable(batches, "trainer.replay")
         told = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         return Reports(Replay(self, awaited_session(session, "trainer.replay"), told).run(batches))
 

@@ -162,12 +162,9 @@ class Steps:
             reads = what_replicas_read(trainer, batches) if isinstance(batches, Source) else {}
             while trainer in session._iterating:
                 await session._iterating[trainer]()
-            self._ledger = self._open_ledger()
-            session._iterating[trainer] = self.end
-            self._supply = self._supply_of(batches, runner)
-            self._supply.ledger = self._ledger
             self._reads = reads
-            self._run = self._make_run()
+            self._make_ready(batches, runner)
+            session._iterating[trainer] = self.end
             try:
                 await self._begin()
                 while (report := await self._next()) is not None:
@@ -176,6 +173,20 @@ class Steps:
                 await to_the_end(self._stop())
         except BaseException as error:
             shorten(error)
+            raise
+
+    def _make_ready(
+        self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner
+    ) -> None:
+        """Make what there is to end, all of it or nothing."""
+        self._ledger = self._open_ledger()
+        try:
+            self._supply = self._supply_of(batches, runner)
+            self._supply.ledger = self._ledger
+            self._run = self._make_run()
+        except BaseException:
+            if self._ledger is not None:
+                self._ledger.close()
             raise
 
     def _open_ledger(self) -> Writer | None:

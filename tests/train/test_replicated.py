@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,9 @@ import pytest
 import flowrt as fr
 from flowrt.sched.drivers.messages import Seen, Update
 from flowrt.train.steps import Steps
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 INPUTS = {"x": fr.Spec("float32", (None, 3)), "y": fr.Spec("float32", (None, 1))}
 TRUTH = np.array([[1.0], [-2.0], [0.5]], np.float32)
@@ -321,6 +324,38 @@ async def test_a_batch_of_another_dtype_stops_training_with_the_feed_error() -> 
         assert await nothing_left_running()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (5, "a source of fr.data, not 5"),
+        (batches, "call it, and give what it answers"),
+        (batches(1)[0], r"not one with \['x', 'y'\]; write \[batch\]"),
+    ],
+)
+async def test_batches_that_are_none_are_an_error_and_the_session_trains_on(wrong: Any, told: str) -> None:
+    with fr.Graph() as graph:
+        trainer = trainer_of()
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.GraphError, match=told):
+            trainer.steps(session, wrong)
+        assert len(await reports_of(trainer, session, batches(3))) == 1
+
+
+async def test_batches_that_fail_to_begin_leave_session_and_ledger_as_they_were(tmp_path: Path) -> None:
+    class Unreadable:
+        def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+            raise OSError("no such disk")
+
+    with fr.Graph() as graph:
+        trainer = trainer_of()
+    async with fr.Session(graph) as session:
+        for _ in range(2):
+            with pytest.raises(OSError, match="no such disk"):
+                async for _report in trainer.steps(session, Unreadable(), ledger=tmp_path / "ledger"):
+                    pass
+        assert [report.step async for report in trainer.steps(session, batches(3), ledger=tmp_path / "ledger")] == [1]
+
+
 # ── what is built ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -388,6 +423,25 @@ def test_a_loss_that_is_not_a_float_scalar_is_an_error_with_the_fix(answer: Any)
 
     with fr.Graph(), pytest.raises(fr.SpecError, match=r"loss must be a float scalar, as fr\.mean"):
         trainer_of(fn=fn)
+
+
+def test_inputs_and_metrics_that_are_none_are_an_error_that_says_what_they_are() -> None:
+    def wrong_name(inputs: dict[str, fr.Tensor]) -> Any:
+        return fr.sum(inputs["X"])
+
+    with fr.Graph(), pytest.raises(fr.GraphError, match="there is no input 'X'; inputs= names 'x', 'y'"):
+        trainer_of(fn=wrong_name)
+    with fr.Graph(), pytest.raises(fr.SpecError, match=r"the metrics of replica 0 .* are \{name: metric\}, not 5"):
+        trainer_of(fn=lambda inputs: (loss_fn(inputs)[0], 5))
+    listed: Any = ["x", "y"]
+    with fr.Graph(), pytest.raises(fr.GraphError, match=r"inputs maps names to fr\.Spec.* not \['x', 'y'\]"):
+        fr.train.Replicated(loss_fn, listed, fr.optim.SGD(RATE), 2)
+    with fr.Graph():
+        trainer = trainer_of()
+        with pytest.raises(fr.GraphError, match="there is no input 'X'"):
+            trainer.share(wrong_name, {"x": INPUTS["x"]})
+        with pytest.raises(fr.GraphError, match="inputs maps names"):
+            trainer.share(predict_fn, {"x": wrong_name})  # type: ignore[dict-item]
 
 
 def test_a_policy_that_the_replicas_cannot_meet_is_an_error() -> None:
