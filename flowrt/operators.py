@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
@@ -88,6 +88,13 @@ def _bits(name: str) -> Callable[[Operators[Answer], Any], Answer]:
     return apply
 
 
+def _no_value(self: Operators[Answer], *settings: Any) -> NoReturn:
+    raise GraphError(
+        f"{user_site()}: {as_value(self)!r} is no number while the graph is built: session.run answers it, and "
+        "fr.astype, fr.round and fr.while_loop go on with it in the graph"
+    )
+
+
 @brief
 class Operators(Generic[Answer]):
     """Python's operators, slicing and an array's usual methods, for what stands for a tensor.
@@ -121,6 +128,15 @@ class Operators(Generic[Answer]):
     def __getitem__(self, key: Any) -> Answer:
         return self._with("getitem", as_key(key))
 
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise GraphError(
+            f"{user_site()}: a tensor never changes: fr.where(condition, value, x) makes another one, and a variable "
+            "is written by assign, or row by row by scatter_update"
+        )
+
+    def __format__(self, spec: str) -> str:
+        return str(self) if not spec else _no_value(self)
+
     def _with(self, name: str, *others: Any) -> Answer:
         made: Answer = REGISTRY[name](self, *others)
         return made
@@ -144,6 +160,9 @@ class Operators(Generic[Answer]):
 
     def __ne__(self, other: object) -> Any:
         return self._with("not_equal", other) if _is_comparable(other) else NotImplemented
+
+    if not TYPE_CHECKING:  # for checkers it has no number
+        __float__ = __int__ = __complex__ = __index__ = __round__ = __trunc__ = _no_value
 
     __hash__ = object.__hash__  # by identity: tensors are keys of feeds
 
@@ -247,7 +266,7 @@ def _bound(value: Any) -> int | None:
         return None
     try:
         return operator.index(value)
-    except TypeError:
+    except (TypeError, GraphError):
         raise GraphError(
             f"{user_site()}: a slice is from int to int by int, not {value!r}; "
             "fr.take(x, fr.arange(start, stop)) takes a range that a step computes"

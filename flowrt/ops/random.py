@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.attributes import frozen
-from flowrt.base.errors import SpecError
+from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import located
 from flowrt.graph import Graph
@@ -124,7 +124,7 @@ def uniform(
 def _number(what: str, value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, GraphError):
         raise SpecError(f"{what} is a number, not {value!r}; scale and shift the result for a tensor") from None
     if not math.isfinite(number) or (what == "stddev" and number < 0):
         raise SpecError(f"{what} is a finite number{' from 0 up' if what == 'stddev' else ''}, got {value!r}")

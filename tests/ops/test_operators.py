@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -107,3 +108,19 @@ def test_a_tensor_is_not_written_into() -> None:
         x = fr.Variable(VALUE)
         with pytest.raises(fr.GraphError, match=r"test_operators.py:\d+: sum of a tensor makes another one"):
             np.sum(x, out=np.zeros(()))
+
+
+NUMBERS: list[Callable[[Any], Any]] = [float, int, complex, round, range, math.sqrt, "{:.3f}".format]
+
+
+@pytest.mark.parametrize("convert", NUMBERS)
+def test_what_wants_a_number_now_says_where_there_will_be_one(convert: Callable[[Any], Any]) -> None:
+    with fr.Graph():
+        for value in (fr.constant(3), fr.Variable(3)):
+            with pytest.raises(GraphError, match=r"test_operators.py:\d+: .* no number while the graph is built"):
+                convert(value)
+            assert f"{value}" == repr(value)
+            with pytest.raises(GraphError, match=r"a tensor never changes: fr\.where"):
+                value[0] = 1
+        with pytest.raises(fr.SpecError, match="stddev is a number"):
+            fr.random.normal((3,), stddev=fr.constant(1.0))  # type: ignore[arg-type]
