@@ -118,9 +118,13 @@ class _SimulatedRun:
         self._begin(step)
         opened = self._now
         self._close()
-        closed = self._value.quorum.closed_at
-        kept = len(self._value.quorum.kept)
-        assert closed is not None
+        quorum = self._value.quorum
+        closed, kept = quorum.closed_at, len(quorum.kept)
+        if closed is None:
+            raise GraphError(
+                f"{user_site()}: simulate: {quorum.policy} waits for {quorum.enough} offers in step {step}, and there "
+                f"are {quorum.replicas} replicas"
+            )
         self._now = closed + self._overhead + self._source.server(step, closed)
         self._value, _ = self._value.order(closed)
         if self._value.quorum.policy.staleness:

@@ -202,10 +202,12 @@ def test_a_policy_is_shown_squares_of_the_noise_scale_that_is_given() -> None:
 
 @valueclass
 class Never(Policy):
-    """Waits for ever."""
+    """Waits for ever, or for more than there are."""
+
+    offers: int = 0
 
     def decide(self, offers: Any, able: Any, now: float) -> Close | WaitUntil:
-        return WaitUntil()
+        return WaitUntil(offers=self.offers)
 
 
 @valueclass
@@ -231,6 +233,7 @@ class Strange(Policy):
         (fr.train.FirstOf(5), 1, {}, "FirstOf.* of 4 replicas can never be met"),
         (fr.train.AllOf, 1, {}, "expected a policy"),
         (Never(), 1, {}, "when all 4 had offered; nobody else can come: close"),
+        (Never(5), 1, {}, r"simulate: Never\(offers=5\) waits for 5 offers in step 0, and there are 4 replicas"),
         (Strange(), 1, {}, "replica 99, which has not offered"),
         (fr.train.AllOf(), 1, {"replicas": 0}, "replicas is an integer from 1 up, got 0"),
         (fr.train.AllOf(), 1, {"steps": 1.5}, "steps is an integer from 1 up, got 1.5"),
