@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -240,6 +240,12 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise GraphError(
+            f"{user_site()}: a graph is neither pickled nor copied, nor are its tensors and variables: build it "
+            "anew, by the same function; a checkpoint keeps what variables hold"
+        )
 
     def finalize(self) -> None:
         """Let no further node in. Opening a session does it."""

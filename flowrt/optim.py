@@ -28,9 +28,9 @@ import numpy as np
 from flowrt.base.collection import held_back
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.familiar import answering
+from flowrt.base.locating import fitting
 from flowrt.base.partitioning import Partition
 from flowrt.base.telling import telling
-from flowrt.base.tracebacks import brief
 from flowrt.gradients import gradients
 from flowrt.graph import as_node, beside, current_scope, scoped
 from flowrt.op import as_value, building
@@ -57,19 +57,28 @@ class Optimizer(ABC):
     ``lr``, the learning rate, is a number or a scalar tensor (a schedule computed in the graph).
     """
 
+    @fitting
     def __init__(self, lr: Any) -> None:
+        number = isinstance(lr, (int, float, np.generic, np.ndarray)) and np.ndim(lr) == 0 and math.isfinite(lr)
+        if not (number or hasattr(lr, "__tensor__")):
+            raise GraphError(f"{user_site()}: lr, the learning rate, is a finite number or a scalar tensor, not {lr!r}")
         self.lr = lr
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" in vars(cls):
+            cls.__init__ = fitting(vars(cls)["__init__"])  # type: ignore[method-assign]
 
     @telling
     def __repr__(self) -> str:
         return f"fr.optim.{type(self).__name__} {', '.join(f'{name}={value!r}' for name, value in vars(self).items())}"
 
-    @brief
+    @fitting
     def minimize(self, loss: Any, variables: Sequence[Variable] | None = None, *, name: str | None = None) -> Node:
         """The operation of one training step: ``loss`` goes down along ``variables``, by default all trainable ones."""
         return self.apply_gradients(self.compute_gradients(loss, variables), name=name)
 
-    @brief
+    @fitting
     def compute_gradients(self, loss: Any, variables: Sequence[Variable] | None = None) -> list[tuple[Any, Variable]]:
         """(gradient, variable) for each variable; the gradient is None where ``loss`` does not depend on it.
 
@@ -78,7 +87,8 @@ class Optimizer(ABC):
         tensor = as_value(loss)
         if not hasattr(tensor, "graph"):
             raise GraphError(f"{user_site()}: the loss to minimize is a tensor of a graph, not {loss!r}")
-        among = _trainable(tensor.graph) if variables is None else list(variables)
+        given = [variables] if isinstance(variables, Variable) else variables
+        among = _trainable(tensor.graph) if given is None else list(given)
         if not among:
             raise GraphError(f"{user_site()}: there is no trainable variable; create one, or name some by variables=")
         found = gradients(tensor, among)
@@ -87,7 +97,7 @@ class Optimizer(ABC):
             raise GraphError(f"{user_site()}: {tensor!r} does not depend on {names}, so there is nothing to minimize")
         return list(zip(found, among, strict=True))
 
-    @brief
+    @fitting
     @held_back()
     def apply_gradients(self, pairs: Iterable[tuple[Any, Variable]], *, name: str | None = None) -> Node:
         """The operation that moves each variable of the (gradient, variable) ``pairs``; gradients of None move nothing.
@@ -435,12 +445,15 @@ def _split_alike(variable: SplitVariable, name: str) -> None:
         graph.partitions[found.name] = found
 
 
+@fitting
 def clip_by_global_norm(grads: Sequence[Any], norm: float) -> tuple[list[Any], Tensor]:
     """``grads`` scaled down together so that their global norm is at most ``norm``, and the norm they had.
 
     The global norm is the root of the sum of all squares. Gradients of None stay None. Pascanu et al., "On the
     difficulty of training recurrent neural networks", ICML 2013.
     """
+    if isinstance(norm, Real) and not norm > 0:
+        raise GraphError(f"{user_site()}: norm, to which gradients are clipped, is more than 0, not {norm!r}")
     given = [part for g in grads for part in (g.parts if isinstance(g, SplitGradient) else (g,))]
     present = [_summed(g) for g in given if g is not None]
     if not present:

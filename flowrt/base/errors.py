@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 _PACKAGE = f"{PACKAGE}{os.sep}"
 _LIBRARY = os.path.dirname(contextlib.__file__)
 # Between the user's lines and ours: what enters `with` blocks and decorated functions, and what runs tasks.
-# And NumPy's, whose functions call methods of tensors.
+# And NumPy's and `copy`'s, whose functions call methods of tensors.
 _BETWEEN = (
     _PACKAGE,
     contextlib.__file__,
     os.path.join(_LIBRARY, "asyncio") + os.sep,
+    os.path.join(_LIBRARY, "copy.py"),
     os.path.dirname(np.__file__) + os.sep,
 )
 

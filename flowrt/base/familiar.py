@@ -70,6 +70,12 @@ KEYWORDS = """
     start: low
     stop: end limit high
     step: delta
+    lr: learning_rate
+    beta1: betas b1 beta_1
+    beta2: b2 beta_2
+    decay: rho
+    variables: var_list params parameters
+    norm: max_norm clip_norm
 """
 """What arguments are called here, and what elsewhere."""
 

@@ -51,7 +51,7 @@ class located:
 
 
 def fitting(function: F) -> F:
-    """Decorator of a public function: arguments that it does not take are told beside those that it does."""
+    """Decorator of a public function or method: arguments that it does not take are told beside those that it does."""
 
     @brief
     @wraps(function)
@@ -60,10 +60,19 @@ def fitting(function: F) -> F:
             return function(*args, **kwargs)
         except TypeError as error:
             if _never_began(error):
-                raise misfit(function.__name__, signature(function), args, kwargs) from None
+                raise _misfit_of(function, args, kwargs) from None
             raise
 
     return cast("F", inside)
+
+
+def _misfit_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> SpecError:
+    takes, what = signature(function), function.__name__
+    if next(iter(takes.parameters), "") == "self":
+        takes, itself, args = takes.replace(parameters=list(takes.parameters.values())[1:]), args[0], args[1:]
+        if what == "__init__":
+            takes, what = takes.replace(return_annotation=Signature.empty), type(itself).__name__
+    return misfit(what, takes, args, kwargs)
 
 
 def _never_began(error: TypeError) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -264,3 +264,39 @@ async def test_a_checkpoint_keeps_the_common_count(tmp_path: Path) -> None:
     assert (await train(3))[0] == 3
     for again, value in zip(await train(3), straight, strict=True):
         np.testing.assert_array_equal(again, value)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda loss, v: fr.optim.Adam(learning_rate=0.1), r"Adam\(lr: .*test_optim.*'learning_rate'; write lr="),
+        (lambda loss, v: fr.optim.Momentum(0.1), r"Momentum\(lr: .*missing a required argument: 'momentum'"),
+        (
+            lambda loss, v: fr.optim.SGD("0.1"),
+            "is a finite number or a scalar tensor, not '0.1'",
+        ),
+        (lambda loss, v: fr.optim.SGD(np.nan), "not nan"),
+        (lambda loss, v: fr.optim.SGD(np.ones(2)), "not array"),
+        (
+            lambda loss, v: fr.optim.SGD(0.1).minimize(loss, var_list=[v]),
+            r"minimize\(.*'var_list'; write variables=",
+        ),
+        (lambda loss, v: fr.optim.clip_by_global_norm([v], max_norm=1), "'max_norm'; write norm="),
+        (lambda loss, v: fr.optim.clip_by_global_norm([v], 0), "is more than 0, not 0"),
+    ],
+)
+def test_arguments_that_an_optimiser_does_not_take_are_told_beside_those_that_it_does(call: Any, told: str) -> None:
+    with fr.Graph():
+        v = fr.Variable(START, name="v")
+        with pytest.raises(fr.FlowrtError, match=told):
+            call(fr.sum(v), v)
+
+
+def test_one_variable_alone_may_be_named_to_minimise_along() -> None:
+    with fr.Graph() as graph:
+        moved, left = fr.Variable(START, name="moved"), fr.Variable(START, name="left")
+        train = fr.optim.SGD(1.0).minimize(fr.sum(moved * left), moved)
+    with fr.BlockingSession(graph) as session:
+        session.run(train)
+        np.testing.assert_array_equal(session.run(moved), 0 * START)
+        np.testing.assert_array_equal(session.run(left), START)

@@ -59,7 +59,9 @@ def test_a_wrong_keyword_is_answered_by_the_right_one(right: str, call: Any) -> 
 
 
 def test_what_keywords_are_answered_by_exists() -> None:
-    takes = {name for function in FUNCTIONS.values() for name in inspect.signature(function).parameters}
+    optim = [getattr(fr.optim, name) for name in fr.optim.__all__]
+    functions = [*FUNCTIONS.values(), *optim, fr.optim.Optimizer.minimize]
+    takes = {name for function in functions for name in inspect.signature(function).parameters}
     lines = [line.strip().partition(": ") for line in KEYWORDS.strip().splitlines()]
     assert {here for here, _, _ in lines} <= takes
     assert all(here not in names.split() for here, _, names in lines)

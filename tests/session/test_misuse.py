@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -241,3 +243,12 @@ async def test_a_feed_may_be_named_like_a_parameter() -> None:
         assert await session.compile(total, feeds)(named=1.0, self=2.0, values=3.0) == 6
     with fr.BlockingSession(graph) as blocking:
         assert blocking.compile(total, feeds)(named=1.0, self=2.0, values=3.0) == 6
+
+
+@pytest.mark.parametrize("what", [GRAPH, X, X.op, SCALED, fr.Session(GRAPH)], ids=repr)
+@pytest.mark.parametrize("copy_it", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_what_belongs_to_a_graph_is_not_pickled_and_the_error_says_what_to_do(copy_it: Any, what: Any) -> None:
+    if copy_it is copy.copy and what is not GRAPH:
+        pytest.skip("names the same graph")
+    with pytest.raises(fr.GraphError, match=r"test_misuse.py:\d+: a graph is neither pickled nor copied"):
+        copy_it(what)
