@@ -161,7 +161,7 @@ def _each(recent: Medians, past: Medians, noise: Medians, named: Collection[int 
         usual = _median(known[others], 0) if replicas > 1 else past.parts[replica]
         rounds = float(np.nansum(usual)) + _number(recent.server)
         more_now = now[replica] - (usual if replicas > 1 else np.nan)
-        later = changed[replica] - (np.nan_to_num(_median(changed[others], 0)) if replicas > 1 else 0.0)
+        later = changed[replica] - (np.fmax(0.0, _median(changed[others], 0)) if replicas > 1 else 0.0)
         excess = np.fmax(more_now, np.where(np.isnan(now[replica]), np.nan, later))
         if np.isnan(excess).all() or np.isnan(usual).all():
             continue

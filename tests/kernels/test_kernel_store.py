@@ -77,7 +77,7 @@ class Process:
 
     def lines(self) -> list[str]:
         """All it prints until it ends, as it should."""
-        text, _ = self.popen.communicate("go\n", timeout=40)
+        text, _ = self.popen.communicate("go\n", timeout=100)
         assert self.popen.returncode == 0, text
         return text.splitlines()
 

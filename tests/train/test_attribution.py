@@ -14,7 +14,7 @@ from flowrt.sched.drivers.messages import Doing, Pending
 from flowrt.sched.replica.stopwatch import Phase
 from flowrt.train import attribution
 from flowrt.train.attribution import Attribution
-from flowrt.train.diagnosis import middle
+from flowrt.train.diagnosis import Medians, judge, middle
 from flowrt.train.times import Clocks, medians, tables, times_of
 
 FAULTS: dict[str, Step] = {
@@ -156,6 +156,18 @@ def test_one_replica_alone_is_compared_with_its_past() -> None:
     training.go(5.0)
     (slow,) = training.go(3.0, only(Step(compute=0.05), 0))
     assert (slow.cause, slow.helps) == ("compute", False)
+
+
+def test_that_others_became_faster_makes_nobody_slow() -> None:
+    past = np.tile([0.0, 0.15, 0.001, 0.0], (3, 1))
+    past[0] = (0.0, 0.004, 0.001, 0.0)
+    recent = np.tile([0.0, 0.004, 0.001, 0.0], (3, 1))
+    nothing = Medians(np.zeros((3, 4)), 0.0, 0.0)
+    assert judge(Medians(recent, 0.001, 0.006), Medians(past, 0.001, 0.15), nothing) == ()
+    recent[0, 1] = 0.1
+    (slow,) = judge(Medians(recent, 0.001, 0.1), Medians(past, 0.001, 0.15), nothing)
+    assert (slow.replica, slow.cause, slow.seconds) == (0, "link", 0.1)
+    assert slow.usual == pytest.approx(0.004)
 
 
 def test_slower_hardware_is_named_though_it_was_never_faster_and_usual_differences_are_not() -> None:
