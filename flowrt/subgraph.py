@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Subgraph(Graph):
     """The graph of a body: a part of ``outer`` that an op of it holds. What it uses of the graphs around it becomes
     one of its inputs: ``captured`` holds them, by the tensor of ``outer``. ``awaited`` are nodes of ``outer`` that
-    something inside waits for. ``iteration`` is the input that says which turn it is, where it is that of a loop. It
+    something inside waits for. ``iteration`` is the input that says which it is, where it is that of a loop. It
     holds no variables or queues of its own.
     """
 

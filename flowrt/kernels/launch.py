@@ -210,7 +210,7 @@ class Application:
     local: tuple[Spec, ...] = ()
     slots: int = 0  # of the bases, that it sets itself; operands behind all others
     orders: tuple[CompileOrder, ...] = ()  # what, once it is compiled, serves better than these steps
-    longest_seconds: float = 0.0  # a guess of what its loops may come to whose turns only values count
+    longest_seconds: float = 0.0  # a guess of what its loops may come to whose iterations only values count
     wishes: tuple[
         tuple[CompileOrder, int], ...
     ] = ()  # orders that save only so many bytes: too few for one application
@@ -360,7 +360,7 @@ class Prepared:
             entry(at, block, 0, units)
 
     def bases(self, run: int, addresses: Sequence[int]) -> Any:
-        """The table that entries read. With loops inside, the run has words of its own behind it: from turn to turn a
+        """The table that entries read. With loops inside, the run has words of its own behind it: between iterations a
         loop looks by way of these whether those at ``run`` tell it to stop. No kernel in such a loop may fail."""
         table = self._kind(run, *addresses)
         if self.loops:

@@ -43,14 +43,14 @@ UNASKED = -1  # the number of a request that nobody waits for
 class Drive:
     """A master's: ``epoch`` is its own, ``peers`` says where each task is: ``{task: (host, port)}``.
 
-    ``turn`` counts how often it has given the node up and begins anew with it: what it had there is forgotten. Those of
-    the peers that ``joined`` are in no cluster file.
+    ``incarnation`` counts how often it has given the node up and begins anew with it: what it had there is forgotten.
+    Those of the peers that ``joined`` are in no cluster file.
     """
 
     session: str
     epoch: str
     peers: dict[str, Any]
-    turn: int = 0
+    incarnation: int = 0
     joined: tuple[str, ...] = ()
 
 
@@ -61,7 +61,7 @@ class Resume:
     session: str
     epoch: str
     peers: dict[str, Any]
-    turn: int = 0
+    incarnation: int = 0
     joined: tuple[str, ...] = ()
 
 

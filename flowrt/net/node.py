@@ -100,7 +100,7 @@ class NetworkNode:
         self._tls = tls
         self._reigns: dict[str, Reign] = {}  # by epoch
         self._known: dict[str, tuple[str, int]] = {}  # where masters said last that tasks are
-        self._over: OrderedDict[str, float] = OrderedDict()  # the turn of epochs that have ended, `inf` for another's
+        self._over: OrderedDict[str, float] = OrderedDict()  # incarnations of epochs that ended, `inf` for another's
         knows = self._reigns.__contains__
         self._local = Local(host.memory)
         self._store = LinkStore(
@@ -289,7 +289,7 @@ class NetworkNode:
     async def _reign(self, drive: Drive, connection: Connection) -> None:
         reign = self._begin_reign(drive, connection)
         before = self._reigns.get(drive.epoch)
-        if drive.turn <= (self._over.get(drive.epoch, -1) if before is None else before.drive.turn):
+        if drive.incarnation <= (self._over.get(drive.epoch, -1) if before is None else before.drive.incarnation):
             await self._say(reign, superseded(reign))
             return
         if before is not None:  # which its master has given up
@@ -301,7 +301,7 @@ class NetworkNode:
         try:
             for other in older:
                 await self._depose(other)
-            if self._over.get(drive.epoch, -1) < drive.turn:
+            if self._over.get(drive.epoch, -1) < drive.incarnation:
                 await self._rule_until_gone(reign)
         finally:
             self._end_reign(reign)
@@ -327,7 +327,7 @@ class NetworkNode:
             before.followed.set()
             before.connection.cut()
             await before.ended.wait()
-            if self._over.get(resume.epoch, -1) < resume.turn:
+            if self._over.get(resume.epoch, -1) < resume.incarnation:
                 await self._rule_until_gone(reign)
         finally:
             self._end_reign(reign)
@@ -380,7 +380,7 @@ class NetworkNode:
             del self._reigns[epoch]
             self._kept[epoch] = [*reign.plans.values()]
             reign.plans.clear()
-            self._over[epoch] = max(reign.drive.turn, self._over.get(epoch, -1))
+            self._over[epoch] = max(reign.drive.incarnation, self._over.get(epoch, -1))
             while len(self._over) > REMEMBERED_EPOCHS:
                 self._over.popitem(last=False)
             if self.host.iterations is not None:

@@ -75,7 +75,7 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._awaited: dict[str, FlowrtError] = {}  # tasks that are lost, or were not up yet, and why
         self._losses: Counter[str] = Counter()  # how often each was lost
-        self._turns: dict[str, int] = {}  # how often each was begun with anew
+        self._incarnations: dict[str, int] = {}  # how often each was begun with anew
         self.joined: set[str] = set()  # tasks that are in no cluster file
         self._gone_for_good: set[str] = set()  # those whose nodes have left, or at whose addresses nobody listens
         self._expected: set[str] = set()
@@ -415,7 +415,7 @@ class Peers:
         await peer.control.aclose()
         pause = SOON
         while peer.error is None:
-            resume = Resume(*self._hello, self._turns.get(peer.task, 0), tuple(sorted(self.joined)))
+            resume = Resume(*self._hello, self._incarnations.get(peer.task, 0), tuple(sorted(self.joined)))
             try:
                 found = await meet(peer.task, peer.place, self._token, resume, self._store, REACH)
             except TakenOver as error:
@@ -456,8 +456,8 @@ class Peers:
         said = ""
         while self.taken_over is None:
             await asyncio.sleep(RETRY if task in self.joined else AWAIT)  # who joins is about to serve
-            self._turns[task] = turn = self._turns.get(task, 0) + 1
-            drive = Drive(*self._hello, turn, tuple(sorted(self.joined)))
+            self._incarnations[task] = incarnation = self._incarnations.get(task, 0) + 1
+            drive = Drive(*self._hello, incarnation, tuple(sorted(self.joined)))
             try:
                 peer = await meet(task, self._addresses[task], self._token, drive, self._store, REACH)
             except TakenOver as error:

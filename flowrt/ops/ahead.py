@@ -1,7 +1,7 @@
-"""What the turns of a scan need not compute one by one, since one product does it for all of them.
+"""What the iterations of a scan need not compute one by one, since one product does it for all of them.
 
-Law: meaning stays. A product of a row of what is scanned with a matrix that no turn changes is a row of the product of
-all rows, which is computed ahead of the loop. A sum over the turns of products of two of their values, as gradients
+Law: meaning stays. A product of a row of what is scanned with a matrix that no iteration changes is a row of a product
+of all rows, which is computed ahead of the loop. A sum over all iterations of products of two values, as gradients
 of weights are, is one product of all these values, computed behind it. Only what is known while the loop is built
 decides; nothing here runs.
 """
@@ -83,7 +83,7 @@ class _Outside:
 class Behind:
     """The gradients of captured tensors that are products behind the loop, not sums in it; asked with ``in``.
 
-    ``found`` has the gradients of one turn, in its graph ``inside``. What is ``needed`` of every turn are the factors.
+    ``found`` has the gradients of one iteration, in its graph ``inside``. What is ``needed`` of each are the factors.
     """
 
     def __init__(self, inside: Graph, found: Mapping[Tensor, Tensor | None]) -> None:
@@ -109,7 +109,7 @@ class Behind:
         return summed and node.outputs[0].spec.known
 
     def build(self, whole: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-        """The gradients by the tensor captured; ``whole`` has what is needed, of all turns."""
+        """The gradients by the tensor captured; ``whole`` has what is needed, of all iterations."""
         made: dict[Tensor, Tensor] = {}
         for tensor, node in self._made.items():
             if node.op is sum_to:

@@ -66,7 +66,7 @@ def trace(
     inside = replace(current_scope(), prefix=f"{outer.unique_name(name)}/", control=(), colocate=())
     with building(graph), scoped(inside):
         parameters = tuple(graph.input(spec.without_value(), "variable") for spec in specs)
-        graph.iteration = graph.input(ITERATION, "turn") if iterations else None
+        graph.iteration = graph.input(ITERATION, "iteration") if iterations else None
         answer = function(*form.rebuild(parameters))
         found, leaves = flatten(answer)
         kept = tuple(leaf is not None and not isinstance(leaf, Node) for leaf in leaves)
@@ -75,7 +75,7 @@ def trace(
 
 
 def asks_for_iteration(traced: Traced) -> bool:
-    """Whether anything in the body, or in bodies inside it, wants to know which turn it is."""
+    """Whether anything in the body, or in bodies inside it, wants to know which iteration it is."""
     iteration = traced.graph.iteration
     return iteration is not None and any(iteration is given for node in traced.graph.nodes for given in node.inputs)
 

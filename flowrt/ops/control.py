@@ -1,6 +1,6 @@
 """Loops and branches as single nodes, whose bodies are attributes; `loops` has the functions that build them.
 
-One op is every loop. It *carries* tensors from turn to turn, reads a row of each *scanned* input per iteration,
+One op is every loop. It *carries* tensors along its iterations, reads a row of each *scanned* input in each,
 *stacks* what its body answers beyond what it carries, and ends with its scanned inputs, its count, its limit or its
 condition. Its gradient is such a loop too, backwards over stacks that the forward loop is given for it. Follows Yu et
 al., "Dynamic control flow in large-scale machine learning" (EuroSys 2018), in structured form.
@@ -81,7 +81,7 @@ def _check_loop(
     if carried < 0 or scanned < 0 or counted + carried + scanned > len(inputs) or carried > len(body.fetches):
         raise SpecError(f"a loop that carries {carried} and scans {scanned} does not fit {len(inputs)} inputs")
     if counted and (inputs[0].dtype != np.int64 or inputs[0].dims not in (None, ())):
-        raise SpecError(f"the number of turns is an int64 scalar, got {inputs[0]}")
+        raise SpecError(f"the number of iterations is an int64 scalar, got {inputs[0]}")
     if cond is None and not scanned and not counted and limit is None:
         raise SpecError("nothing ends this loop; give it a condition or maximum_iterations")
     if limit is not None and limit < 0:
@@ -322,7 +322,7 @@ class _Backward:
         return self.node.attrs["cond"] is None and not self.counted and bool(self.scanned)
 
     def _split(self) -> tuple[list[Tensor], set[Tensor]]:
-        """What of the forward turn the backward one needs: values to stack, and inputs to hand it again."""
+        """What of the forward iteration the backward one needs: values to stack, and inputs to hand it again."""
         state, row = set(self.state), set(self.row)
         varies = {t.op for t in state | row}
         for node in self.inside.nodes:
@@ -352,7 +352,7 @@ class _Backward:
         for t in filter(_has_most_axes, new):
             if not t.spec.known or t in set(self.behind.needed):
                 raise SpecError(
-                    f"{self.node.name!r} ({self.node.site}): the gradient of a loop keeps the {t.spec} of every turn "
+                    f"{self.node.name!r} ({self.node.site}): the gradient of a loop keeps each iteration's {t.spec} "
                     f"along a further axis, and tensors have at most {MAX_RANK}; reshape what the loop computes with "
                     "to fewer, or tell all its sizes"
                 )

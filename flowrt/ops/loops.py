@@ -133,7 +133,7 @@ def while_loop(
     ``loop_vars`` is a tensor or a nesting of them; each keeps its dtype, and its shape unless ``shape_invariants``, a
     nesting like ``loop_vars`` of shapes with None where they change, says otherwise. What the functions use of the
     graph around them is captured. ``maximum_iterations`` (a number or an int scalar) ends the loop at the latest; where
-    it is a number, gradients need no growing memory. ``parallel_iterations`` bounds how many turns the step machine may
+    it is a number, gradients need no growing memory. ``parallel_iterations`` bounds how many the step machine may
     have under way, where the body has effects. On plain arrays outside a graph the loop runs at once.
     """
     form, first = flatten(loop_vars)
@@ -268,7 +268,7 @@ def _build_loop(
 
 
 def _told_the_iteration(traced: Traced, states: int) -> Traced:
-    """A body that takes the number of its turn behind the ``states`` that it is given by the program."""
+    """A body that takes the number of its iteration behind the ``states`` that it is given by the program."""
     iteration = traced.graph.iteration
     assert iteration is not None
     return replace(traced, parameters=(*traced.parameters[:states], iteration, *traced.parameters[states:]))
@@ -276,7 +276,7 @@ def _told_the_iteration(traced: Traced, states: int) -> Traced:
 
 def _next_iteration(traced: Traced, name: str) -> Tensor:
     with building(traced.graph), scoped(replace(current_scope(), prefix=f"{name}/body/", control=())):
-        following: Tensor = add(traced.graph.iteration, np.ones((), ITERATION.dtype), name="next_turn")
+        following: Tensor = add(traced.graph.iteration, np.ones((), ITERATION.dtype), name="next_iteration")
     return following
 
 

@@ -39,7 +39,7 @@ _NO_ITERATIONS = frozen(np.zeros(0, np.int64))
 
 def _sampled(dtype: DType, shape: Spec, iterations: Spec) -> Spec:
     if iterations.dtype != np.int64 or (iterations.dims is not None and iterations.rank != 1):
-        raise SpecError(f"the turns of the loops around random numbers are a vector of int64, got {iterations}")
+        raise SpecError(f"the iterations of the loops around random numbers are a vector of int64, got {iterations}")
     out = filled(dtype, shape)
     if out.dtype.kind != "f":
         raise SpecError(f"random numbers are floats, got dtype {out.dtype}; use astype on the result")

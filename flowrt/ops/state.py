@@ -414,7 +414,7 @@ class SplitVariable(Variable):
         """What ``op`` with these arguments, the first this variable, comes to on its parts; None to read it whole."""
         by_rows = op.name == "take" and arguments["axis"] in (0, -self.spec.rank)
         if not by_rows or isinstance(active_builder(), Subgraph):
-            return None  # in a body rows are taken of the whole, as turns must find equally many in each part
+            return None  # in a body rows are taken of the whole, as iterations must find equally many in each part
         with building(self.graph), located(f"take {name!r}" if name else "take"):
             ids, bounds = arguments["indices"], self.partition.rows
             return looked_up(self._parts, bounds, ids, lambda p: beside(as_node(p)), name, self.name)

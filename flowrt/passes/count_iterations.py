@@ -1,4 +1,4 @@
-"""How many turns a loop takes whose condition does nothing but compare a counter with a number.
+"""How many iterations a loop takes whose condition does nothing but compare a counter with a number.
 
 Law: what is told holds in every run of the step. A counter is an integer scalar that begins as a constant, that each
 iteration adds a constant to, and that leaves its dtype's range in no iteration. Such a loop has a limit in place of its

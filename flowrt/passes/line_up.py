@@ -1,8 +1,8 @@
-"""Fed matrices that the turns of a loop multiply with vectors, copied to where cache lines begin.
+"""Fed matrices that the iterations of a loop multiply with vectors, copied to where cache lines begin.
 
 Law: pure. A program's arrays begin anywhere, mostly 16 bytes behind a line: then nearly all that a vector register is
 filled with lies in two lines, and a product with a vector, which does little else than read, takes 1.4 times as long.
-What is computed begins at a line, so a copy, which one turn pays for, does. Variables do by themselves.
+What is computed begins at a line, so a copy, which one iteration pays for, does. Variables do by themselves.
 """
 
 from __future__ import annotations

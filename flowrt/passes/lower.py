@@ -354,7 +354,7 @@ class _Stretches:
 
 
 def stretch_iterations(stacks: Sequence[Spec]) -> int:
-    """How many turns a stretch has: enough for the machine's part to be small, and no more memory than that takes."""
+    """How many iterations a stretch has: enough for the machine's part to be small, and no more memory than needed."""
     rows = [Spec(s.dtype, s.shape[1:]).nbytes for s in stacks if s.dims is not None and None not in s.dims[1:]]
     return min(max(STRETCH_BYTES // max(sum(rows), 1), 1), STRETCH_ITERATIONS)
 

@@ -20,8 +20,8 @@ from flowrt.base.device import ANYWHERE, HOST_KIND, Device
 from flowrt.base.errors import PlacementError
 from flowrt.base.plan import Plan
 from flowrt.graph import Node
+from flowrt.passes.looping import runs_apart
 from flowrt.passes.step import FED, StepGraph, StepNode
-from flowrt.passes.turning import runs_apart
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Resource

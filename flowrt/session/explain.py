@@ -253,7 +253,8 @@ def _loops(plan: Plan, feeds: Sequence[Spec]) -> Iterator[str]:
             yield f"{node.where()}: it depends on the shapes fed"
             continue
         reason = why_launches(inputs, node.attrs)
-        yield f"{node.where()}: {'one kernel' if reason is None else f'several launches a turn, as it has {reason}'}"
+        how = "one kernel" if reason is None else f"several launches an iteration, as it has {reason}"
+        yield f"{node.where()}: {how}"
 
 
 def _tape(plan: Plan, region: Region, feeds: Sequence[Spec]) -> TapeReport:

@@ -110,7 +110,7 @@ class DetachedRun(Run):
         program = self._program
         self._number = run
         self._began = [task for task in (*program.servers, *program.replicas) if task not in self._runner.lost]
-        there: dict[str, Mapping[int, int]] = {}  # by task that answers: which replicas go on, and their turns
+        there: dict[str, Mapping[int, int]] = {}  # by task that answers: which replicas go on, and their incarnations
 
         async def ask(task: str) -> None:
             with suppress(NodeLost, TimeoutError):  # which is seen to afterwards
@@ -123,11 +123,12 @@ class DetachedRun(Run):
         if None in [server for server, _ in answers.values()]:
             return False
         told, _ = answers[program.servers[0]]
-        self._attachment, self._first, self.dropped, turns, lost = told
-        self._seen, self._turns = self._first, list(turns) or self._turns
+        self._attachment, self._first, self.dropped, incarnations, lost = told
+        self._seen, self._incarnations = self._first, list(incarnations) or self._incarnations
         self._lost.update(lost)
-        for replica, (task, turn) in enumerate(zip(program.replicas, turns, strict=False)):  # no turns: it is over
-            if there.get(task, {replica: turn}).get(replica, -1) < turn:
+        of_replicas = zip(program.replicas, incarnations, strict=False)  # without incarnations, where it is over
+        for replica, (task, incarnation) in enumerate(of_replicas):
+            if there.get(task, {replica: incarnation}).get(replica, -1) < incarnation:
                 self.lose(replica)  # its node was started again, and server 0 need not know
         if self.dropped:
             _log.warning(
@@ -143,7 +144,9 @@ class DetachedRun(Run):
         """Take in what nodes say; a replica that only server 0 took for lost is begun again, too."""
         super().hear(peer, message)
         match message:
-            case Gone(run, replica, turn) if self._entered and run == self._number and turn == self._turns[replica]:
+            case Gone(run, replica, incarnation) if (
+                self._entered and run == self._number and incarnation == self._incarnations[replica]
+            ):
                 self.lose(replica)
                 for each in self._deviceless.able({replica}.difference(self._joining)):
                     self._joining[each] = asyncio.ensure_future(self._join(each))

@@ -79,7 +79,7 @@ class Run:
         self._watching: list[asyncio.Task[None]] = []
         self._lost: set[int] = set()
         self._unbegun = set(range(trainer.replicas))
-        self._turns = [0] * trainer.replicas  # how often each was begun again
+        self._incarnations = [0] * trainer.replicas  # how often each was begun again
         self._losses: list[int] = []  # how often the task of each had been lost when it was begun
         self._losses_before = dict(self._runner.losses)
         self.copies = copies_known(session, trainer) if trainer.copies > 1 else None
@@ -290,7 +290,7 @@ class Run:
                 self._news.set()
                 if self._watcher is not None:
                     self._watcher.hear(message)
-            case Gone(_, replica, turn, spent, why) if turn == self._turns[replica]:
+            case Gone(_, replica, incarnation, spent, why) if incarnation == self._incarnations[replica]:
                 if why:
                     self._deviceless.lose(replica, why)
                     self.lose(replica)
@@ -308,7 +308,7 @@ class Run:
         if peer == self._program.servers[0]:
             self._allow()
             for replica in self._lost:
-                self._post(0, Lost(self._number, replica, self._turns[replica]))
+                self._post(0, Lost(self._number, replica, self._incarnations[replica]))
         for replica in {*where_lost(self._program.replicas, frozenset({peer}))} - self._lost:
             self._supply.give_again(replica)
 
@@ -360,7 +360,7 @@ class Run:
         self._supply.lose(replica)
         self._counted = False
         self._trainer.tally.lose(replica, self._trainer.nodes[replica])
-        self._post(0, Lost(self._number, replica, self._turns[replica]))
+        self._post(0, Lost(self._number, replica, self._incarnations[replica]))
         self._news.set()
 
     def _hand_on(self, replica: int, spent: int) -> None:
@@ -377,7 +377,7 @@ class Run:
                     await self._begin_again(replica)
                 except RemoteError as error:
                     _log.warning("replica %d of %s could not be begun again: %s", replica, self._trainer.name, error)
-                    self._post(0, Lost(self._number, replica, self._turns[replica]))
+                    self._post(0, Lost(self._number, replica, self._incarnations[replica]))
                     await asyncio.sleep(AGAIN)
         except FlowrtError as error:
             self.fail(error)
@@ -390,16 +390,16 @@ class Run:
             begin = (await self._trainer.program(self._session, self._gone)).begin_replicas[replica]
             if begin is None:
                 raise NodeLost(f"replica {replica} was lost again")
-        task, turn = self._program.replicas[replica], self._turns[replica] + 1
+        task, incarnation = self._program.replicas[replica], self._incarnations[replica] + 1
         given, losses = -(-self._supply.given[replica] // self._each), self._runner.losses.get(task, 0)
         try:
-            join = Join(self._number, replica, turn, given)
+            join = Join(self._number, replica, incarnation, given)
             version, spent, given = await self._runner.command(self._program.servers[0], join)
             self._hand_on(replica, spent)
-            again = begin(run=self._number, version=version, turn=turn, given=given, **self._reads)
+            again = begin(run=self._number, version=version, incarnation=incarnation, given=given, **self._reads)
             await self._command(task, again)
         finally:
-            self._turns[replica] = turn  # not before: what is said of its loss meanwhile is of the one before it
+            self._incarnations[replica] = incarnation  # not before: what is said of a loss is of the one before
             self._counted = False  # server 0, which has it begin anew, is to be told again how many batches it has
         if self._runner.losses.get(task, 0) > losses:
             raise NodeLost(f"{task} was lost again")

@@ -217,7 +217,7 @@ def test_an_unsigned_index_that_int64_lacks_is_out_of_range() -> None:
     with fr.BlockingSession(graph, options=fr.Options(threads=1)) as session:
         assert float(session.run(last, {x: np.ones(300, np.float32), start: np.uint64(9)})) == 3
         for far in (2**63, 2**64 - 4):
-            with pytest.raises(fr.FlowrtError, match=r"in turn 1 of loop .* out of range"):
+            with pytest.raises(fr.FlowrtError, match=r"in iteration 1 of loop .* out of range"):
                 session.run(last, {x: np.ones(300, np.float32), start: np.uint64(far)})
 
 
@@ -232,7 +232,7 @@ def test_a_step_that_failed_may_be_run_again() -> None:
         step = session.compile(last, [x, n])
         for iterations in (7, 301, 300, 302, 5):
             if iterations > 300:
-                with pytest.raises(fr.FlowrtError, match="in turn 301 of loop"):
+                with pytest.raises(fr.FlowrtError, match="in iteration 301 of loop"):
                     step(np.ones(300, np.float32), np.int64(iterations))
             else:
                 assert float(step(np.ones(300, np.float32), np.int64(iterations))) == iterations

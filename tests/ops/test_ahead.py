@@ -1,4 +1,4 @@
-"""What a scan's turns share is computed once, around it: the same numbers, fewer products."""
+"""What a scan's iterations share is computed once, around it: the same numbers, fewer products."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def _ops(plan: Any) -> list[str]:
 
 
 def _recurrence(x: Any, w: Any, u: Any, b: Any, reverse: bool) -> Any:
-    def turn(h: Any, row: Any) -> tuple[Any, Any]:
+    def iteration(h: Any, row: Any) -> tuple[Any, Any]:
         h = fr.tanh(row @ w + h @ u + b)
         return h, h
 
-    return fr.scan(turn, fr.zeros((BATCH, UNITS), "float64"), x, reverse=reverse)[1]
+    return fr.scan(iteration, fr.zeros((BATCH, UNITS), "float64"), x, reverse=reverse)[1]
 
 
 def _by_hand(
@@ -48,7 +48,7 @@ def _by_hand(
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("tapes", [False, True])
-def test_a_recurrence_and_its_gradients_are_those_computed_turn_by_turn(reverse: bool, tapes: bool) -> None:
+def test_a_recurrence_and_its_gradients_are_those_computed_iteration_by_iteration(reverse: bool, tapes: bool) -> None:
     *given, weights = _values()
     with fr.Graph() as graph:
         feeds = [fr.placeholder("float64", v.shape) for v in given]

@@ -1,4 +1,4 @@
-"""Random numbers in loops: new at every turn, the same whoever runs the loop, and gradients see what was drawn."""
+"""Random numbers in loops: new at every iteration, the same whoever runs the loop, and gradients see what was drawn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def run(way: str, fetches: Any, feeds: Any, monkeypatch: pytest.MonkeyPatc
 def drawn_in_loops(x: Any) -> list[Any]:
     """What is drawn by a scan, by a loop in it, by a branch in it and by a while loop's condition."""
 
-    def turn(carry: Any, row: Any) -> Any:
+    def iteration(carry: Any, row: Any) -> Any:
         def inner(i: Any, kept: Any) -> Any:
             return i + 1, kept + fr.where(fr.equal(fr.arange(3), i), fr.random.normal((3,)), 0.0)
 
@@ -38,12 +38,14 @@ def drawn_in_loops(x: Any) -> list[Any]:
         chosen = fr.cond(row > 1.0, lambda: fr.random.uniform(()), lambda: fr.random.uniform(()) + 1.0)
         return carry + row, (fr.random.uniform((2,)), inside, chosen)
 
-    stacks = fr.scan(turn, np.float32(0), x)[1]
+    stacks = fr.scan(iteration, np.float32(0), x)[1]
     tossed = fr.while_loop(lambda i: fr.random.uniform(()) < 0.9, lambda i: i + 1, np.int64(0))
     return [*stacks, tossed]
 
 
-async def test_whoever_runs_a_loop_draws_the_same_and_every_turn_and_step_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whoever_runs_a_loop_draws_the_same_and_every_iteration_and_step_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with fr.Graph(seed=3) as graph:
         x = fr.placeholder("float32", (None,))
         fetches = drawn_in_loops(x)
@@ -61,7 +63,7 @@ async def test_whoever_runs_a_loop_draws_the_same_and_every_turn_and_step_anew(m
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_the_gradient_of_dropout_in_a_scanned_cell_uses_the_masks_of_each_turn(
+async def test_the_gradient_of_dropout_in_a_scanned_cell_uses_the_masks_of_each_iteration(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cell(h: Any, row: Any) -> Any:

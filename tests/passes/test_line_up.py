@@ -48,7 +48,7 @@ def test_what_turns_read_again_and_again_is_copied(name: str) -> None:
     assert [node.inputs for node in copies] == [(0,)] * copied
 
 
-def test_turns_compute_the_same_on_a_matrix_that_begins_anywhere() -> None:
+def test_iterations_compute_the_same_on_a_matrix_that_begins_anywhere() -> None:
     with fr.Graph() as graph:
         m, v = fr.placeholder("float32", (N, N)), fr.placeholder("float32", (N, 1))
         result = repeated(lambda v: fr.tanh(m @ v), v)

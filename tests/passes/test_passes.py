@@ -316,7 +316,7 @@ def test_a_long_chain_compiles_without_recursion() -> None:
         (None, 10),
     ],
 )
-def test_turns_of_a_loop_that_writes_a_variable_or_rows_of_it_follow_one_another(write: Any, turns: int) -> None:
+def test_iterations_of_a_loop_that_writes_a_variable_or_rows_of_it_follow_one_another(write: Any, turns: int) -> None:
     with fr.Graph():
         v, queue = fr.Variable(np.zeros((2, 1), np.float32)), fr.FIFOQueue(4, "float32", ())
 

@@ -227,7 +227,7 @@ async def test_devices_that_are_not_here_are_a_sentence_in_the_log(
 
 
 def looping(device: str) -> tuple[fr.Graph, Any]:
-    """A graph whose loop no device but the host runs: how large something is, only a turn knows."""
+    """A graph whose loop no device but the host runs: how large something is, only an iteration knows."""
     with fr.Graph() as graph, fr.device(device):
         x = fr.placeholder("float32", (), name="x")
         y = fr.while_loop(lambda v: v < 100, lambda v: v + fr.sum(fr.ones(fr.reshape(fr.astype(v, "int64"), 1))), x + 1)

@@ -1,4 +1,4 @@
-"""How long a tape may take: a loop whose turns values count is never taken for short, however short it was so far."""
+"""How long a tape may take: a loop whose iterations values count is never taken for short, whatever it was so far."""
 
 from __future__ import annotations
 

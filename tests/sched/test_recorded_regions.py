@@ -199,7 +199,7 @@ async def test_what_is_recorded_goes_where_memory_is_short(world: World) -> None
             assert 4 * size < memory.held <= memory.peak <= 100_000
 
 
-async def test_turns_of_a_loop_are_recorded_and_take_what_the_turn_before_has_made(world: World) -> None:
+async def test_iterations_of_a_loop_are_recorded_and_take_what_the_one_before_has_made(world: World) -> None:
     with fr.Graph() as graph, fr.device("recorder:0"):
         x = fr.placeholder("float32", (3,))
         y = fr.while_loop(lambda n, v: fr.sum(v) < 1000, lambda n, v: (n + 1, fr.cumsum(v) + 1), (0, x))[1]

@@ -99,6 +99,6 @@ def test_in_loops_and_branches_the_index_and_the_table_are_told_too(
                     session.run(out, {ids: np.array([1, 2, 3, 1234])})
                 told = str(caught.value)
                 assert "and 'emb' has 1,000 rows" in told
-                turn = {"scalars": "in turn 4 of loop", "rows": "in turn 1 of loop"}.get(how, "")
-                assert turn in told or not tapes
+                iteration = {"scalars": "in iteration 4 of loop", "rows": "in iteration 1 of loop"}.get(how, "")
+                assert iteration in told or not tapes
                 assert f"at position {'() of int64[]' if how == 'scalars' else '(3,) of int64[4]'}" in told

@@ -2,7 +2,7 @@
 
 Law: pure data, told apart by what it holds. An iteration's values are numbered: its inputs first, then what each part
 makes: an expression the result of every member, lanes those of every member lane by lane, a lookup what it found, a
-loop inside what it carried last and how many turns it took.
+loop inside what it carried last and how many iterations it took.
 """
 
 from __future__ import annotations
@@ -173,13 +173,13 @@ def make_iteration(
             made.append(express(tuple(map(str, known)), tuple(part), numbers))
         known += made_by(made[-1])
     if any(not 0 <= i < len(known) for i in results):
-        raise GraphError(f"a turn of {len(known)} values cannot answer {tuple(results)}")
+        raise GraphError(f"an iteration of {len(known)} values cannot answer {tuple(results)}")
     return ScalarIteration(known[: len(inputs)], tuple(made), tuple(results))
 
 
 def _check(loop: InnerLoop, known: int) -> None:
     if any(not 0 <= i < known for i in loop.taken):
-        raise GraphError(f"a loop inside a turn takes values {loop.taken}, of which only {known} come before")
+        raise GraphError(f"a loop inside an iteration takes values {loop.taken}, of which only {known} come before")
     taken = len(loop.first) + len(loop.captured)
     for iteration, answers in ((loop.body, len(loop.first)), (loop.cond, 1)):
         if iteration is not None and (len(iteration.inputs) != taken or len(iteration.results) != answers):
@@ -210,7 +210,7 @@ def _check_lookup(lookup: Lookup, known: Sequence[np.dtype[Any]]) -> None:
 
 
 def plain_iteration(iteration: ScalarIteration | None) -> Any:
-    """The iteration as lists of numbers and names; see `read_turn`."""
+    """The iteration as lists of numbers and names; see `read_iteration`."""
     if iteration is None:
         return None
     return [[d.name for d in iteration.inputs], [_plain_part(part) for part in iteration.parts], iteration.results]
@@ -230,7 +230,7 @@ def _plain_part(part: Part) -> list[Any]:
 
 
 def read_iteration(plain: Any) -> ScalarIteration | None:
-    """The turn that was written so. Raises as `make_turn` does."""
+    """The iteration that was written so. Raises as `make_iteration` does."""
     if plain is None:
         return None
     inputs, parts, results = plain
@@ -249,5 +249,5 @@ def _read_part(plain: Any) -> list[PlainMember] | LaneValues | Lookup | InnerLoo
     cond, body, first, captured, *rest = plain[1:]
     inside = read_iteration(body)
     if inside is None:
-        raise GraphError("a loop inside a turn has no body")
+        raise GraphError("a loop inside an iteration has no body")
     return InnerLoop(read_iteration(cond), inside, tuple(first), tuple(captured), *rest)

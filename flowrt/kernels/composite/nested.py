@@ -31,7 +31,7 @@ HEAD = 24
 LOOP = (
     "limit", "count_slot", "count_offset", "rows", "reverse", "conds", "cond_table", "pred_slot", "pred_offset",
     "bodies", "body_table", "carried", "carried_table", "scanned", "scanned_table", "stacked", "stacked_table",
-    "done_slot", "done_offset", "constants", "constant_table", "crew_slot", "trace_slot", "turn_slot",
+    "done_slot", "done_offset", "constants", "constant_table", "crew_slot", "trace_slot", "iteration_slot",
 )  # fmt: skip
 BRANCH = (
     "pred_slot",
@@ -113,7 +113,7 @@ class NestedStep(Composite):
     crew: int = 0
     trace: int = 0
     iteration: int = 0
-    """Private slots: of the `board` share of those who run a loop's turns together; of where the present launch failed,
+    """Private slots: of the `board` share of those who run iterations together; of where the present launch failed,
     counted from 1, in the first span below 0; of the iteration in which it did."""
 
     units = 1
@@ -192,7 +192,7 @@ class _Writer:
             **self._constants(),
             "crew_slot": self._places[step.crew].slot,
             "trace_slot": self._places[step.trace].slot,
-            "turn_slot": self._places[step.iteration].slot,
+            "iteration_slot": self._places[step.iteration].slot,
         }
 
     def _at(self, operand: int, offset: int = 0) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Where several costly ops are better computed in as many launches than in the turns of one loop.
+"""Where several costly ops are better computed in as many launches than in the iterations of one loop.
 
 Law: pure; by sizes and ops. Costly ops go through a loop in several vectors side by side, and the constants and values
 of two of them are more than the registers hold: one loop over both took 1.02 to 1.17 times as long as two loops (AMD

@@ -17,18 +17,18 @@ BOARD_ALIGNMENT = 128
 
 # A ticket: counts of chunks taken (lowest), offered, and of the runs that had the slot (highest).
 COUNT_BITS = 20
-COUNT_MASK, TURN_MASK = (1 << COUNT_BITS) - 1, (1 << 23) - 1
+COUNT_MASK, RUN_MASK = (1 << COUNT_BITS) - 1, (1 << 23) - 1
 
 # A share: what stays for all runs, the counters of one run, then for each task how many tasks it still waits for, how
 # many of its chunks are left and which were begun, then the tasks of the chunks offered in their order, then the other
 # threads' words and bases.
 NODES, TASKS, TASK_COUNT, FOLLOWERS, CHUNKS, TIMES, ROW, ROW_WORDS, ROWS, LOCAL, LOCAL_BYTES = range(11)
-BOARD, TURNS, SPAN = 11, 12, 13  # of a loop's turns: the crew's board, how many there were, two words as of a tape
+BOARD, ITERATIONS, SPAN = 11, 12, 13  # of a loop: the crew's board, how many there were, two words as of a tape
 FINISHED, OWN, FAILED, COUNTERS_END = 16, 17, 32, 48  # OWN: 1 + the task that is the caller's to run now
 WAITS, LEFT, BEGUN, TASK_COUNTERS = range(4)  # of so many words for each task
 
 # A task: its launches, its chunks, its followers (positions in their list) and how many tasks it waits for.
-# One that is the caller's own, a loop whose turns are shared in their turn, is offered to nobody else.
+# One that is the caller's own, a loop whose iterations are shared in their turn, is offered to nobody else.
 TASK_FIRST, TASK_STOP, TASK_CHUNKS, FOLLOWERS_FROM, FOLLOWERS_STOP, TASK_WAITS, TASK_OWN, TASK_WORDS = range(8)
 
 NODE_WORDS = 3  # of a launch: entry, block, units

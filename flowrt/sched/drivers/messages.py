@@ -103,7 +103,7 @@ class BeginReplica:
         differ: The plan that ends local steps. Its fetches are those that ``parts`` and ``finite`` are of, then whether
             what is kept is finite.
         differed: What that plan is fed: as ``feeds``.
-        turn: How often the replica was lost, and is begun again.
+        incarnation: How often the replica was lost, and is begun again.
         given: How many of the counted batches the one before it may have had: it is given those after them.
         measured: For each server, of each of its parts that count whether it is of rows, where squares are measured.
         source: Where it reads its batches itself, by `Draw`: what of, as `source_to_data` says.
@@ -133,7 +133,7 @@ class BeginReplica:
     loaded: tuple[tuple[int, int], ...] = ()
     differ: int = -1
     differed: tuple[tuple[int, int], ...] = ()
-    turn: int = 0
+    incarnation: int = 0
     given: int = 0
     measured: tuple[tuple[bool, ...], ...] = ()
     source: dict[str, Any] | None = None
@@ -156,7 +156,7 @@ class Stop:
 
 @valueclass
 class Join:
-    """To server 0: a replica that was lost is begun again, for the ``turn``-th time.
+    """To server 0: a replica that was lost is begun again, as another ``incarnation``.
 
     Answers (version, spent, given): the open version, how many batches the one before it had spent, see `Gone`, and
     after how many its own begin: ``given``, or in a detached run what server 0 says.
@@ -164,7 +164,7 @@ class Join:
 
     run: int
     replica: int
-    turn: int
+    incarnation: int
     given: int
 
 
@@ -209,7 +209,7 @@ class Allow:
 
 @valueclass
 class Lost:
-    """To server 0, which tells the others: a replica's task is lost, as it was begun for the ``turn``-th time.
+    """To server 0, which tells the others: a replica's task is lost, in this ``incarnation`` of it.
 
     Answered by `Gone`, unless it was begun again meanwhile. A replica that ``leaves`` says that itself, to server 0
     alone: it begins nothing any more, what it has begun may count.
@@ -217,7 +217,7 @@ class Lost:
 
     run: int
     replica: int
-    turn: int = 0
+    incarnation: int = 0
     leaves: bool = False
 
 
@@ -278,7 +278,7 @@ class Seen:
     replica: int
     version: int
     cut: tuple[float, ...] = ()
-    turn: int = 0
+    incarnation: int = 0
     waits: bool = True
 
 
@@ -439,13 +439,13 @@ class Report:
 class Gone:
     """To the client: of a replica that was lost, ``spent`` batches are; no later one counts, so others may have those.
 
-    It says this of the one that was begun for the ``turn``-th time, and again whenever it is told of that one's loss.
+    It says this of this ``incarnation``, and again whenever it is told of its loss.
     ``why`` says what the client does not know: that the device was lost which it computed on, and its node goes on.
     """
 
     run: int
     replica: int
-    turn: int
+    incarnation: int
     spent: int
     why: str = ""
 

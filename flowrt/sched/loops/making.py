@@ -237,7 +237,7 @@ class Making:
         return self._number([found.dtype] * len(found.offsets))
 
     def inside(self, loop: LoopInside) -> list[int]:
-        """The numbers of what a loop inside makes: what it carries last, and how many turns it took."""
+        """The numbers of what a loop inside makes: what it carries last, and how many iterations it took."""
         self.parts.append(loop)
         self.count(loop.unrolled.members, loop.unrolled.costly)
         self.longest += loop.longest
@@ -258,7 +258,7 @@ class Making:
         return list(range(first, first + len(dtypes)))
 
     def iteration(self, results: Sequence[Entries]) -> ScalarIteration:
-        """The turn that answers ``results``; its inputs are followed by all the program's constants."""
+        """The iteration that answers ``results``; its inputs are followed by all the program's constants."""
         shift, count = len(self.inputs), len(self.shared.constants)
         order = sorted(range(len(self.makers)), key=self.makers.__getitem__)
         places = {shift + number: shift + count + place for place, number in enumerate(order)}

@@ -66,7 +66,7 @@ def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
 
 
 def _program(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[ScalarProgram, SharedValues, float, float]:
-    """The program of a loop on such inputs, what its turns share, an iteration's seconds, and what loops inside may
+    """The program of a loop on such inputs, what iterations share, an iteration's seconds, and what loops inside may
     come to beside.
 
     Raises `Unfit` where there is none.

@@ -56,7 +56,9 @@ class StackedRows:
         if shape is None:
             shape = tuple(n or 0 for n in spec.shape[1:])
         if any(row.shape != shape for row in rows):
-            raise SpecError(f"its turns stack rows of different shapes: {sorted({str(list(r.shape)) for r in rows})}")
+            raise SpecError(
+                f"its iterations stack rows of different shapes: {sorted({str(list(r.shape)) for r in rows})}"
+            )
         out = empty((length, *shape), spec.dtype)
         for number, row in enumerate(reversed(rows) if reverse else rows):
             out[number] = row
@@ -112,7 +114,7 @@ def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], comput
 
 
 def most_iterations(attrs: Mapping[str, Any], lengths: Sequence[int], count: int | None) -> int | None:
-    """How many turns a loop takes at most, None where only its condition ends it."""
+    """How many iterations a loop takes at most, None where only its condition ends it."""
     bounds = [n for n in (*lengths[:1], count, attrs["limit"]) if n is not None]
     return max(min(bounds), 0) if bounds else None
 

@@ -1,7 +1,7 @@
 """What a region comes to: launches in order, and where every value lies. `tape.recording` makes it.
 
 Slots of the bases: the run's words, the arena, the running thread's local memory, the region's inputs, its fresh
-outputs, its variables, its constants, and what loops and branches point at from turn to turn.
+outputs, its variables, its constants, and what loops and branches point at from iteration to iteration.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Recording:
     slots: int  # of the bases, behind the constants, that launches set themselves
     value_bytes: int  # of all that is computed and does not leave, did nothing share its memory
     predicted_seconds: float
-    longest_seconds: float  # a guess of what its loops may come to whose turns values count; infinite without a limit
+    longest_seconds: float  # a guess, of loops whose iterations values count; infinite where without a limit
     orders: tuple[CompileOrder, ...] = ()  # what, once it is compiled, makes a better recording
 
     @property

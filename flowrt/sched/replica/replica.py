@@ -109,7 +109,7 @@ class Replica:
     def leave(self) -> None:
         """Begin nothing any more; when server 0 has told a version after that of the last update, this `rested`."""
         self._leaves = True
-        self.way.post(self.role.servers[0], Lost(self.role.run, self.role.replica, self.role.turn, leaves=True))
+        self.way.post(self.role.servers[0], Lost(self.role.run, self.role.replica, self.role.incarnation, leaves=True))
         self._go_on()
 
     def hear(self, message: Batch | Draw | NewVersion | AskedRows | Probe) -> None:
@@ -164,7 +164,7 @@ class Replica:
             if task != peer:
                 continue
             counts = bool(self._posted) and self._posted[server].version >= self._since
-            if counts and self.role.turn:  # until a server knows that it was begun again, it hears no update of it
+            if counts and self.role.incarnation:  # until a server knows of it, it hears no update of it
                 self._see(server, self._at[server], waits=False)
             if counts:
                 self.way.post(task, self._posted[server])
@@ -231,7 +231,7 @@ class Replica:
 
     def _see(self, server: int, version: int, cut: tuple[float, ...] = (), *, waits: bool = True) -> None:
         role = self.role
-        self.way.post(role.servers[server], Seen(role.run, role.replica, version, cut, role.turn, waits))
+        self.way.post(role.servers[server], Seen(role.run, role.replica, version, cut, role.incarnation, waits))
 
     # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -176,7 +176,7 @@ class Iterations:
         if server is not None:
             server.way.epoch = epoch
             told = server.version if server.coordination is None else self._undriven(run).attach()
-        return told, tuple([(replica.role.replica, replica.role.turn) for replica in replicas])
+        return told, tuple([(replica.role.replica, replica.role.incarnation) for replica in replicas])
 
     def _undriven(self, run: int) -> Undriven:
         """Server 0's part of a detached run, be that over or not."""
@@ -221,8 +221,8 @@ class Iterations:
                 return self._attach(run, epoch)
             case Hold(run, on):
                 return await self._undriven(run).stand_still(on)
-            case Join(run, replica, turn, given):
-                return self._coordination(run).join(replica, turn, given)
+            case Join(run, replica, incarnation, given):
+                return self._coordination(run).join(replica, incarnation, given)
             case Hash(names):
                 return await self._hash(frozenset(names))
             case Stop(run, patient, at_once):
@@ -286,7 +286,7 @@ class Iterations:
 
     def _begin_replica(self, asked: BeginReplica, epoch: str, plans: Plans) -> None:
         before = self._replicas.get((asked.run, asked.replica))
-        if before is not None and before.role.turn >= asked.turn:
+        if before is not None and before.role.incarnation >= asked.incarnation:
             return  # as above
         if before is not None:
             before.close()

@@ -77,7 +77,7 @@ class Coordination:
             )
         )
         self._reporting = Reporting(role.run, role.staleness > 0)
-        self._turns = [0] * len(role.replicas)  # by replica: how often it was begun again
+        self._incarnations = [0] * len(role.replicas)  # by replica: how often it was begun again
         self._gone = [0] * len(role.replicas)  # by replica: how many batches the one that was lost last had spent
         self._joined = [0] * len(role.replicas)  # by replica: after how many batches it began again
         self._counted = -1  # the version that was open when the client last counted the batches; -1 if not since a loss
@@ -196,33 +196,33 @@ class Coordination:
                 self._value = self._value.ready(replica, total, now)
             case Allow():
                 self._allow(message)
-            case Lost(_, replica, turn, leaves) if leaves:
-                if turn == self._turns[replica] and self._value.alive[replica]:
+            case Lost(_, replica, incarnation, leaves) if leaves:
+                if incarnation == self._incarnations[replica] and self._value.alive[replica]:
                     self._value = self._value.left(replica)
                     self._gone[replica] = self._value.spent[replica]
                     self._hand_back(replica)
-            case Lost(_, replica, turn):
-                if turn >= self._turns[replica]:  # else it was begun again meanwhile
-                    self._lose(replica, turn)
-                    self._way.post(CLIENT, Gone(self._role.run, replica, turn, self._gone[replica]))
+            case Lost(_, replica, incarnation):
+                if incarnation >= self._incarnations[replica]:  # else it was begun again meanwhile
+                    self._lose(replica, incarnation)
+                    self._way.post(CLIENT, Gone(self._role.run, replica, incarnation, self._gone[replica]))
             case Failed():
                 self._failed(message)
 
-    def join(self, replica: int, turn: int, given: int) -> tuple[int, int, int]:
+    def join(self, replica: int, incarnation: int, given: int) -> tuple[int, int, int]:
         """Have a replica that was lost take part from the next version on: see `Join`."""
-        if turn > self._turns[replica]:
-            self._lose(replica, turn - 1)
-            self._turns[replica] = turn
+        if incarnation > self._incarnations[replica]:
+            self._lose(replica, incarnation - 1)
+            self._incarnations[replica] = incarnation
             self._joined[replica] = given
             self._value = self._value.joined(replica, given)
         return self.version, self._gone[replica], self._joined[replica]
 
-    def _lose(self, replica: int, turn: int) -> None:
+    def _lose(self, replica: int, incarnation: int) -> None:
         if self._value.alive[replica] or self._value.begun(replica):
             self._value, self._counted = self._value.lost(replica), -1
             self._gone[replica] = self._value.spent[replica]
         for task in self._role.servers[1:]:
-            self._way.post(task, Lost(self._role.run, replica, turn))
+            self._way.post(task, Lost(self._role.run, replica, incarnation))
 
     def came(self, update: Update, told: float) -> None:
         """Take down what comes with an update, before it is looked at; its replica was ``told`` the version then."""
@@ -407,9 +407,9 @@ class Coordination:
         """Go on without a replica whose node lost the device that it computes on."""
         replica = failed.replica
         if self._value.alive[replica]:
-            turn = self._turns[replica]
-            self._lose(replica, turn)
-            self._way.post(CLIENT, Gone(self._role.run, replica, turn, self._gone[replica], failed.text))
+            incarnation = self._incarnations[replica]
+            self._lose(replica, incarnation)
+            self._way.post(CLIENT, Gone(self._role.run, replica, incarnation, self._gone[replica], failed.text))
 
     def _stop(self, failed: Failed, where: str) -> None:
         here = where == self._way.host.task

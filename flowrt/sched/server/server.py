@@ -67,7 +67,7 @@ class _Told:
     listens: bool = False
     asks: bool = False
     lost: bool = False
-    turn: int = 0  # how often it was begun again
+    incarnation: int = 0  # how often it was begun again
     newest: int = -1
     waiting: dict[int, float] = field(default_factory=dict)
 
@@ -151,9 +151,9 @@ class Server:
         match message:
             case Update():
                 self._take_in(message)
-            case Seen(_, replica, version, cut, turn, waits):
-                if turn > self._told[replica].turn:
-                    self._told[replica] = _Told(turn=turn)
+            case Seen(_, replica, version, cut, incarnation, waits):
+                if incarnation > self._told[replica].incarnation:
+                    self._told[replica] = _Told(incarnation=incarnation)
                 told = self._told[replica]
                 if not told.listens and coordination is not None:
                     coordination.arrived(replica)
@@ -176,8 +176,8 @@ class Server:
                     if self.role.keeps and (not self._orders or self._orders[-1].version < version):
                         self._orders.append(message)
                     self.obey(version, replicas, weights, versions)
-            case Lost(_, replica, turn, leaves):
-                if turn >= self._told[replica].turn and not leaves:  # else it was begun again meanwhile
+            case Lost(_, replica, incarnation, leaves):
+                if incarnation >= self._told[replica].incarnation and not leaves:  # else it was begun again meanwhile
                     self._told[replica].lost = True
                 if coordination is not None:
                     coordination.hear(message)
@@ -197,7 +197,7 @@ class Server:
         for replica, task in enumerate(role.replicas):
             if task == peer and self._told[replica].listens:
                 told = self._told[replica]
-                self._told[replica] = _Told(listens=True, asks=True, lost=told.lost, turn=told.turn)
+                self._told[replica] = _Told(listens=True, asks=True, lost=told.lost, incarnation=told.incarnation)
                 self._tell(replica)
         if self.coordination is not None:
             self.coordination.broken(peer)

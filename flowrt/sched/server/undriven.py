@@ -50,7 +50,7 @@ class Undriven(Coordination):
         """All have begun but these: see `GoOn`."""
         self._goes_on = True
         for replica in lost:
-            self.hear(Lost(self._role.run, replica, self._turns[replica]))
+            self.hear(Lost(self._role.run, replica, self._incarnations[replica]))
         self._resume()
         return self._lost
 
@@ -65,18 +65,18 @@ class Undriven(Coordination):
         self._hand_out()
         self._detached.arrived(replica)
 
-    def join(self, replica: int, turn: int, given: int) -> tuple[int, int, int]:
+    def join(self, replica: int, incarnation: int, given: int) -> tuple[int, int, int]:
         """As that of others; server 0 says after which of its batches the replica begins."""
-        if turn > self._turns[replica]:
-            self._lose(replica, turn - 1)
-            joined = super().join(replica, turn, self._detached.join(replica))
+        if incarnation > self._incarnations[replica]:
+            self._lose(replica, incarnation - 1)
+            joined = super().join(replica, incarnation, self._detached.join(replica))
             self._hand_out()
             return joined
-        return super().join(replica, turn, given)
+        return super().join(replica, incarnation, given)
 
-    def _lose(self, replica: int, turn: int) -> None:
+    def _lose(self, replica: int, incarnation: int) -> None:
         was_there = self._value.alive[replica]
-        super()._lose(replica, turn)
+        super()._lose(replica, incarnation)
         if was_there:
             self._hand_back(replica)
 
@@ -92,7 +92,8 @@ class Undriven(Coordination):
             self.end(NodeLost.__name__, text)
             self.give_up()
         here = [replica for replica, where in enumerate(self._role.replicas) if where == task]
-        return [Lost(self._role.run, replica, self._turns[replica]) for replica in here if self._value.alive[replica]]
+        alive = [replica for replica in here if self._value.alive[replica]]
+        return [Lost(self._role.run, replica, self._incarnations[replica]) for replica in alive]
 
     def broken(self, peer: str) -> None:
         """Say again what ``peer`` may not have heard, be that the end: no client need be there who sees to it."""
@@ -104,7 +105,7 @@ class Undriven(Coordination):
         if peer == CLIENT:
             self._detached.tell()
             for replica in self._lost:
-                self._way.post(CLIENT, Gone(self._role.run, replica, self._turns[replica], self._gone[replica]))
+                self._way.post(CLIENT, Gone(self._role.run, replica, self._incarnations[replica], self._gone[replica]))
         super().broken(peer)
 
     # ── versions, and who is told of them ────────────────────────────────────────────────────────────────────────────
@@ -131,7 +132,7 @@ class Undriven(Coordination):
         first, dropped = self._detached.attach()
         if self.over.is_set():
             return self._attachment, first, dropped, (), ()
-        return self._attachment, first, dropped, tuple(self._turns), self._lost
+        return self._attachment, first, dropped, tuple(self._incarnations), self._lost
 
     def client_gone(self) -> None:
         """It goes on without, if all had begun."""

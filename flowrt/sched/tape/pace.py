@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flowrt.base.plan import Plan
     from flowrt.sched.regions.recorded import Launch
     from flowrt.sched.regions.regions import Region
-    from flowrt.sched.tape.turns import LaidLoop
+    from flowrt.sched.tape.laid_loops import LaidLoop
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

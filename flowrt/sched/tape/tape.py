@@ -30,10 +30,10 @@ from flowrt.sched.host.memory import Memory, counted
 from flowrt.sched.regions.lives import DataDependent
 from flowrt.sched.regions.recorded import FIRST_SLOT, Launch, Recording
 from flowrt.sched.tape.arenas import MOST, Arenas, LentArena
+from flowrt.sched.tape.laid_loops import clocks as time_loops
+from flowrt.sched.tape.laid_loops import failed_at, find_loops
 from flowrt.sched.tape.pace import Division, Pace, Share
 from flowrt.sched.tape.recording import record
-from flowrt.sched.tape.turns import clocks as time_loops
-from flowrt.sched.tape.turns import failed_at, find_loops
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan

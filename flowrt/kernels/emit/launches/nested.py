@@ -1,6 +1,6 @@
 """The machine code of loops and branches: entries that run the launches in their blocks.
 
-Between two turns a loop looks at the run's status and at the word by which others stop it, as the tape's loop does.
+Between iterations a loop looks at the run's status and at the word by which others stop it, as the tape's loop does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from flowrt.kernels.composite import nested
 from flowrt.kernels.emit.abi import pointer
 from flowrt.kernels.emit.entries import RUN_WORDS, call_entry, object_code, set_word, word_at
-from flowrt.kernels.emit.launches.tape import claim, leave, load, run_turn
+from flowrt.kernels.emit.launches.tape import claim, leave, load, run_iteration
 from flowrt.kernels.emit.lowering import Lowered
 
 _BYTE = ir.IntType(8)
@@ -29,7 +29,7 @@ BODIES, BODY_TABLE, CARRIED, CARRIED_TABLE, SCANNED, SCANNED_TABLE = (
 )
 STACKED, STACKED_TABLE, DONE_SLOT, CONSTANTS, CREW, TRACE, ITERATION = (
     nested.LOOP.index(name)
-    for name in ("stacked", "stacked_table", "done_slot", "constants", "crew_slot", "trace_slot", "turn_slot")
+    for name in ("stacked", "stacked_table", "done_slot", "constants", "crew_slot", "trace_slot", "iteration_slot")
 )
 TRUES, FALSES, BRANCH_PRED, BRANCH_CONSTANTS, BRANCH_TRACE = (
     nested.BRANCH.index(name) for name in ("trues", "falses", "pred_slot", "constants", "trace_slot")
@@ -188,7 +188,7 @@ def _loop(bases: int, block: int, begin: int, end: int) -> None:
         _point_at_rows(bases, block, SCANNED, row)
         _point_at_rows(bases, block, STACKED, row)
         _aim(bases, block, ((most - done) & 1) == 1)
-        reached = run_turn(crew, slot, bases) if crew != 0 else _run(bases, block, BODIES)
+        reached = run_iteration(crew, slot, bases) if crew != 0 else _run(bases, block, BODIES)
         if reached < launches:
             reached += 1
             break

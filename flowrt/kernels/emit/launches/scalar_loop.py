@@ -104,7 +104,7 @@ class _Emitter:
         fails: Callable[[int, Sequence[Any]], None],
     ) -> None:
         self._context, self._builder, self._lanes, self._looks, self._fails = context, builder, lanes, looks, fails
-        self._iterations: list[Any] = []  # where each of the loops around counts its turns
+        self._iterations: list[Any] = []  # where each of the loops around counts its iterations
         self._fuel = cgutils.alloca_once_value(builder, ZERO)
 
     def loop(
@@ -115,7 +115,7 @@ class _Emitter:
         inputs: Callable[[Sequence[Any], Any], list[Any]],
         keep: Callable[[Sequence[Any], Any], None],
     ) -> tuple[CarriedState, Any]:
-        """Where a loop leaves what it carries last, and how many turns it took: at most ``most``, if not below 0.
+        """Where a loop leaves what it carries last, and how many iterations it took: at most ``most``, if not below 0.
 
         The inputs of an iteration are ``inputs(what is carried, iterations done)``, without the latter those of the
         condition; ``keep(what it answers beyond what it carries, iterations done)`` follows it.
@@ -125,7 +125,8 @@ class _Emitter:
         done = cgutils.alloca_once_value(builder, ZERO)
         self._iterations.append(done)
         head, begin, iteration, goes_on, over, end = (
-            builder.append_basic_block(f"loop.{name}") for name in ("head", "begin", "turn", "goes_on", "over", "end")
+            builder.append_basic_block(f"loop.{name}")
+            for name in ("head", "begin", "iteration", "goes_on", "over", "end")
         )
         builder.branch(head)
         builder.position_at_end(head)

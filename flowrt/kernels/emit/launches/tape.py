@@ -330,12 +330,12 @@ def _free_slot(board: int) -> Any:
 
 @Lowered
 def _run_shared(board: int, slot: int, share: int) -> None:
-    """Run the launches of a tape, or of one turn of a loop, together with whoever comes."""
+    """Run the launches of a tape, or of one iteration of a loop, together with whoever comes."""
     _begin(share)
     words, total = word_at(share, at.ROW), word_at(share, at.CHUNKS)
     set_word(slot, at.SHARE, share)
-    turn = ((word_at(slot, at.TICKET) >> (2 * at.COUNT_BITS)) + 1) & at.TURN_MASK
-    _store(slot, at.TICKET, turn << (2 * at.COUNT_BITS))
+    run = ((word_at(slot, at.TICKET) >> (2 * at.COUNT_BITS)) + 1) & at.RUN_MASK
+    _store(slot, at.TICKET, run << (2 * at.COUNT_BITS))
     tasks = word_at(share, at.TASKS)
     for task in range(word_at(share, at.TASK_COUNT)):
         if word_at(tasks, at.TASK_WORDS * task + at.TASK_WAITS) == 0:
@@ -380,13 +380,13 @@ def _shared(board: int, share: int, span: int, unused: int) -> None:
 
 @Lowered
 def claim(share: int) -> Any:
-    """A slot for the turns of a loop that is shared; 0 where there is none, or where they are only timed."""
+    """A slot for the iterations of a loop that is shared; 0 where there is none, or where they are only timed."""
     return _free_slot(word_at(share, at.BOARD)) if word_at(share, at.TASK_COUNT) > 0 else 0
 
 
 @Lowered
-def run_turn(share: int, slot: int, bases: int) -> Any:
-    """Run the launches of one turn, with a crew or timed; how many have run: all, or those before what failed."""
+def run_iteration(share: int, slot: int, bases: int) -> Any:
+    """Run the launches of one iteration, with a crew or timed; how many have run: all, or those before what failed."""
     span = share + 8 * at.SPAN
     if slot == 0:
         set_word(span, 0, 0)
@@ -403,9 +403,9 @@ def run_turn(share: int, slot: int, bases: int) -> Any:
 
 
 @Lowered
-def leave(share: int, slot: int, turns: int) -> None:
-    """Give a slot back, after so many turns."""
-    set_word(share, at.TURNS, word_at(share, at.TURNS) + turns)
+def leave(share: int, slot: int, iterations: int) -> None:
+    """Give a slot back, after so many iterations."""
+    set_word(share, at.ITERATIONS, word_at(share, at.ITERATIONS) + iterations)
     if slot != 0:
         _store(slot, at.TAKEN, 0)
 
@@ -440,10 +440,10 @@ def _help(board: int, lane: int, unused: int, unused_too: int) -> None:
         if lane + load(board, at.CALLERS) <= threads:  # never more at work than threads
             ticket = _take(slot)
         if ticket >= 0:
-            share, turn = word_at(slot, at.SHARE), ticket >> (2 * at.COUNT_BITS)
-            if turn != known or number != known_slot:
+            share, run = word_at(slot, at.SHARE), ticket >> (2 * at.COUNT_BITS)
+            if run != known or number != known_slot:
                 words = _copy_row(share, lane)
-                known, known_slot = turn, number
+                known, known_slot = run, number
             _run_chunk(board, slot, share, words, ticket, lane)
             spins = 0
             continue

@@ -20,7 +20,7 @@ FIXED = frozenset({"constant", "shape_of"})  # whose values are known on the hos
 def runs_apart(op: str, attrs: Mapping[str, Any], kind: str, supports: Supports) -> bool:
     """Whether devices of that ``kind`` carry out a loop or branch.
 
-    They do where they compute all of its bodies, nothing in these has an effect or sizes that only a turn knows, and
+    They do where they compute all of its bodies, nothing in these has an effect or sizes known only inside, and
     how many rows a loop stacks does not depend on its condition alone.
     """
     bodies = [value for value in attrs.values() if isinstance(value, Plan)]

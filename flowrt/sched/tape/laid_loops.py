@@ -117,7 +117,7 @@ def _stopped_inside(body: PlanWithin, launch: Launch, bases: Sequence[int]) -> t
             numbers += [str(number + 1) for number in done if number >= 0]
     if node is launched:
         return "", more
-    return f"{node.where()} in {'turn ' + ' of turn '.join(reversed(numbers)) + ' of ' if numbers else ''}", more
+    return f"{node.where()} in {''.join(f'iteration {number} of ' for number in reversed(numbers))}", more
 
 
 def failed_at(plan: Plan, launch: Launch, status: int, bases: Sequence[int], mine: bool) -> FlowrtError:
@@ -142,7 +142,7 @@ class Clock:
 
     def nanoseconds(self) -> Array | None:
         """What each launch of an iteration took on average; None where there was no iteration."""
-        count = int(self._words[at.TURNS])
+        count = int(self._words[at.ITERATIONS])
         return self._times / count if count else None
 
 

@@ -1,4 +1,4 @@
-"""The turns of loops are shared by a crew as tapes are: the same bits, the same failures."""
+"""The iterations of loops are shared by a crew as tapes are: the same bits, the same failures."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def _nested(x: Any) -> Any:
     def inner(h: Any) -> Any:
         return fr.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, fr.sin(v @ fr.constant(W)) + h), (0, h))[1]
 
-    def turn(h: Any, row: Any) -> Any:
+    def iteration(h: Any, row: Any) -> Any:
         h = fr.tanh(inner(h) + row)
         return fr.cond(fr.sum(h) > 0, lambda: inner(h), lambda: h * 0.5), fr.max(h)
 
-    return list(fr.scan(turn, fr.zeros((30, 40)), x))
+    return list(fr.scan(iteration, fr.zeros((30, 40)), x))
 
 
 def _two(x: Any) -> Any:
     """Two loops that need nothing of each other, then one that needs both."""
 
     def run(reverse: bool) -> Any:
-        turn = lambda h, row: (fr.tanh(h @ fr.constant(W) + row),) * 2  # noqa: E731
-        return fr.scan(turn, fr.zeros((30, 40)), x, reverse=reverse)[1]
+        iteration = lambda h, row: (fr.tanh(h @ fr.constant(W) + row),) * 2  # noqa: E731
+        return fr.scan(iteration, fr.zeros((30, 40)), x, reverse=reverse)[1]
 
     return fr.scan(lambda h, rows: (h + rows[0] * rows[1], None), fr.zeros((30, 40)), (run(False), run(True)))[0]
 
@@ -77,7 +77,7 @@ def _answers(build: Build, threads: int, x: np.ndarray[Any, Any], times: int = 8
 
 
 @pytest.mark.parametrize("build", [_cell, _nested, _two])
-def test_turns_give_the_same_bits_on_any_number_of_threads(build: Build) -> None:
+def test_iterations_give_the_same_bits_on_any_number_of_threads(build: Build) -> None:
     x = _x(6, 30, 40)
     (expected,) = _answers(build, 1, x, 1)
     for threads in (2, 3):
@@ -86,7 +86,7 @@ def test_turns_give_the_same_bits_on_any_number_of_threads(build: Build) -> None
                 np.testing.assert_array_equal(got, want)
 
 
-def test_turns_are_shared_where_launches_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iterations_are_shared_where_launches_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     decide = pace.Pace.decide
     monkeypatch.setattr(pace.Pace, "decide", lambda self, seconds: (decide(self, seconds), made.append(self))[0])
@@ -121,5 +121,7 @@ def test_a_failure_names_the_node_inside_and_the_turn(threads: int) -> None:
         step = session.compile(total, [table, n, wide])
         for _ in range(6):
             step(_x(5, 40), np.asarray(5), _x(30, 40))
-            with pytest.raises(fr.FlowrtError, match=r"take .*test_turns.py.* in turn 6 of loop .*out of range"):
+            with pytest.raises(
+                fr.FlowrtError, match=r"take .*test_laid_loops.py.* in iteration 6 of loop .*out of range"
+            ):
                 step(_x(5, 40), np.asarray(8), _x(30, 40))

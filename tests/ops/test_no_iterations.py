@@ -1,4 +1,4 @@
-"""Loops that happen to take no turn: what they carry is as it began, and gradients flow by them."""
+"""Loops that happen to take no iteration: what they carry is as it began, and gradients flow by them."""
 
 from __future__ import annotations
 
