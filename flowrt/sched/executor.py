@@ -29,7 +29,8 @@ from flowrt.sched.running import INLINE_SECONDS, StepRun, own, run_words
 from flowrt.sched.single import Runners
 from flowrt.sched.tape.direct import Numbers, direct_plan
 from flowrt.sched.tape.interrupts import Noted, Unbroken
-from flowrt.sched.tape.tape import CANCELLED, Tape, Tapes
+from flowrt.sched.tape.tape import CANCELLED, Tape
+from flowrt.sched.tape.tapes import Tapes
 from flowrt.sched.units import NOTHING, Action, Unit, connect, find_units
 
 if TYPE_CHECKING:

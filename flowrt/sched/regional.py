@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flowrt.sched.ready import ReadyRun
     from flowrt.sched.regions.regions import Region
     from flowrt.sched.single import Runners
-    from flowrt.sched.tape.tape import Tapes
+    from flowrt.sched.tape.tapes import Tapes
     from flowrt.sched.units import Unit
 
 

@@ -21,7 +21,7 @@ from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.language.variants import is_compiled
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import CompileOrder, are_ready, submit, wait_compiled, was_tried
-from flowrt.sched.tape.tape import Tapes
+from flowrt.sched.tape.tapes import Tapes
 
 if TYPE_CHECKING:
     from pathlib import Path

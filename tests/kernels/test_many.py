@@ -163,7 +163,7 @@ def test_updates_of_one_variable_stay_in_order(monkeypatch: pytest.MonkeyPatch) 
 def test_kernels_that_many_small_updates_share_are_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
     """One alone would not be worth a compilation."""
     ordered = []
-    monkeypatch.setattr("flowrt.sched.tape.tape.submit", lambda orders: ordered.append(len(orders)))
+    monkeypatch.setattr("flowrt.sched.tape.tapes.submit", lambda orders: ordered.append(len(orders)))
     for count in (2, 40):
         ordered.clear()
         with fr.Graph() as graph:

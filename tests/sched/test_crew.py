@@ -26,7 +26,8 @@ from flowrt.op import no_gradient
 from flowrt.sched.host.lanes import Crew
 from flowrt.sched.tape import schedule
 from flowrt.sched.tape.pace import Pace
-from flowrt.sched.tape.tape import CANCELLED, Tapes
+from flowrt.sched.tape.tape import CANCELLED
+from flowrt.sched.tape.tapes import Tapes
 from flowrt.typed import op
 
 

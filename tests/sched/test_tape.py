@@ -14,7 +14,8 @@ from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, elementwise, kernel
 from flowrt.kernels.launch import FAILURES, STATUS, run_kernel
 from flowrt.op import no_gradient
-from flowrt.sched.tape.tape import CANCELLED, Tape, Tapes
+from flowrt.sched.tape.tape import CANCELLED, Tape
+from flowrt.sched.tape.tapes import Tapes
 from flowrt.typed import op
 
 if TYPE_CHECKING:

@@ -11,23 +11,19 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.collection import held_back
 from flowrt.base.errors import FlowrtError, GraphError, ResourceError, StepCancelled
-from flowrt.base.spec import Spec, Value, spec_of, value_known
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, STEP
 from flowrt.kernels.run.direct import ARRAY_DATA, Room, available
-from flowrt.kernels.store.background import are_ready, submit
 from flowrt.kernels.store.compiling import batch
 from flowrt.kernels.store.parts import direct_address, loop_address
 from flowrt.sched.host.memory import Memory, counted
-from flowrt.sched.regions.lives import DataDependent
 from flowrt.sched.regions.recorded import FIRST_SLOT, Launch, Recording
 from flowrt.sched.tape.arenas import MOST, Arenas, LentArena
 from flowrt.sched.tape.laid_loops import clocks as time_loops
@@ -37,6 +33,7 @@ from flowrt.sched.tape.recording import record
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
+    from flowrt.base.spec import Spec
     from flowrt.sched.host.lanes import Crew
     from flowrt.sched.regions.regions import Region
 
@@ -47,9 +44,6 @@ Laid: TypeAlias = "tuple[Any, int, Sequence[int], Sequence[Callable[[], Array | 
 
 SURPRISE = 1e-3  # seconds that are too long for the loop's own thread, whatever else was predicted; cold runs take less
 CANCELLED = -1  # what another thread writes to the status of a run's words to stop its tapes
-RECORDED = 64  # recordings of a plan that are kept, for predictions and for the tapes made after them; one per region
-KEPT, KEPT_EACH = 256, 4  # tapes of a plan that are kept at least, and of each of its regions
-TRIMMED_EACH = 8  # idle memory is looked at each time that so many parts of the tapes are new
 
 _byte_of: Any = ctypes.c_char.from_buffer
 _word_at = ctypes.c_int64.from_address
@@ -360,141 +354,3 @@ class Tape:
         if status not in (0, CANCELLED):
             return failed_at(self._plan, launch, status, bases, room.number == number)
         return StepCancelled(f"stopped at {self._plan.nodes[launch.node].where()}")
-
-
-class Tapes:
-    """The tapes of one plan's regions, by the shapes (and values that decide shapes) of their inputs.
-
-    Keeps the ``bound`` most recently used, by default several of each of so many ``regions``. May be called from any
-    thread; two that ask for one new tape at the same time may both make it, which costs time and nothing else.
-    """
-
-    def __init__(self, plan: Plan, *, bound: int | None = None, regions: int = 1, memory: Memory | None = None) -> None:
-        self._memory = memory or Memory()
-        self._memory.enlist(self)
-        self._plan = plan
-        self._bound = max(KEPT, KEPT_EACH * regions) if bound is None else bound
-        self._recordings = max(RECORDED, regions)
-        self._untrimmed = 0  # tapes made since idle memory was last looked at
-        self._specs = plan.value_specs()
-        self._tapes: OrderedDict[Any, Tape | None] = OrderedDict()
-        self._arenas: dict[Region, Arenas] = {}
-        self._decisive: dict[Region, tuple[int, ...]] = {}
-        self._recorded: OrderedDict[Any, Recording] = OrderedDict()
-
-    def record(self, region: Region, inputs: Sequence[Spec]) -> Recording:
-        """What the tape of ``region`` for inputs of these concrete specs is or will be made of.
-
-        Raises as `recording.record` does; `DataDependent` also where a value that decides shapes is not known.
-        """
-        decisive = frozenset(region.shape_inputs)
-        specs = tuple(
-            spec if value in decisive else Spec(spec.dtype, spec.dims, _static(self._specs[value]))
-            for value, spec in zip(region.inputs, inputs, strict=True)
-        )
-        for value, spec in zip(region.inputs, specs, strict=True):
-            if value in decisive and not value_known(spec.value):
-                raise DataDependent(f"shapes depend on the value of {spec}")
-        key = (region, *[(spec.dims, spec.value) for spec in specs])
-        found = self._recorded.pop(key, None)
-        if found is None or (found.orders and are_ready(found.orders)):
-            found = record(self._plan, region, specs)
-        self._recorded[key] = found
-        if len(self._recorded) > self._recordings:
-            self._recorded.popitem(last=False)
-        return found
-
-    def made(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
-        """The tape of ``region`` for arrays like ``inputs``, if it was made before: compiles nothing.
-
-        One that would be better with kernels not compiled yet has them ordered when it is asked for again, and is given
-        up for a new one once they are there.
-        """
-        key = self._key(region, inputs)
-        try:
-            tape = self._tapes[key]
-            self._tapes.move_to_end(key)
-        except KeyError:  # another thread may just have pushed it out
-            return None
-        if tape is None or not tape.recording.orders:
-            return tape
-        submit(tape.recording.orders)
-        return None if are_ready(tape.recording.orders) else tape
-
-    def get(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
-        """The tape of ``region`` for arrays like ``inputs``, or None where its shapes depend on values made inside.
-
-        Raises `SpecError` naming the node that these inputs do not fit.
-        """
-        key = self._key(region, inputs)
-        try:
-            tape = self._tapes[key]
-            self._tapes.move_to_end(key)
-        except KeyError:
-            tape = None
-        else:
-            if tape is None or not tape.recording.orders or not are_ready(tape.recording.orders):
-                return tape
-        tape = self._tapes[key] = self._make(region, inputs)
-        if len(self._tapes) > self._bound:
-            self._tapes.popitem(last=False)
-        self._trim()
-        return tape
-
-    def _trim(self) -> None:
-        """Have idle memory let go, once there are some more tapes: looking at all for each would take long of many."""
-        self._untrimmed += 1
-        if self._untrimmed * TRIMMED_EACH < len(self._tapes):
-            return
-        self._untrimmed = 0
-        self._memory.trim(apart_from=self)
-        surplus = self.kept_bytes - self._memory.most_idle
-        for tape in tuple(self._tapes.values()):
-            if surplus <= 0:
-                return
-            if tape is not None:
-                surplus -= tape.direct_bytes
-                tape.direct = None
-
-    @property
-    def idle_bytes(self) -> int:
-        """What no run is in."""
-        return sum(arenas.idle_bytes for arenas in tuple(self._arenas.values()))
-
-    @property
-    def kept_bytes(self) -> int:
-        """What the tapes keep for runs to come, direct calls included."""
-        return self.idle_bytes + sum(tape.direct_bytes for tape in tuple(self._tapes.values()) if tape is not None)
-
-    def let_go(self) -> None:
-        """Drop what no run is in, and what direct calls compute in, but for the latest: who makes those holds them."""
-        for arenas in tuple(self._arenas.values()):
-            arenas.let_go()
-        for tape in tuple(self._tapes.values()):
-            if tape is not None:
-                tape.direct = None
-
-    def _key(self, region: Region, inputs: Sequence[Array]) -> Any:
-        key = (region, *[array.shape for array in inputs])
-        return (key, *[inputs[i].tobytes() for i in self._positions(region)]) if region.shape_inputs else key
-
-    def _positions(self, region: Region) -> tuple[int, ...]:
-        found = self._decisive.get(region)
-        if found is None:
-            found = self._decisive[region] = tuple(region.inputs.index(v) for v in region.shape_inputs)
-        return found
-
-    @held_back()
-    def _make(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
-        specs = [spec_of(array) for array in inputs]
-        try:
-            recording = self.record(region, specs)
-        except DataDependent:
-            return None
-        arenas = self._arenas.setdefault(region, Arenas(self._memory))
-        return Tape(self._plan, region, specs, memory=self._memory, arenas=arenas, recording=recording)
-
-
-def _static(spec: Spec) -> Value:
-    """The value that the plan itself knows entirely, if it does."""
-    return spec.value if value_known(spec.value) else None
