@@ -87,14 +87,14 @@ def fill_normal(y: Any, block: int, mean: float, stddev: float, base: int, lead:
     words, many = block_words(base + block, key), lanes(y)
     for pair in range(many // 2):
         if many == 2:
-            share, iteration = unit(words[0], words[1]), unit(words[2], words[3])
+            share, angle = unit(words[0], words[1]), unit(words[2], words[3])
         else:
-            share, iteration = float(words[2 * pair]) * 2.0**-32, float(words[2 * pair + 1]) * 2.0**-32
+            share, angle = float(words[2 * pair]) * 2.0**-32, float(words[2 * pair + 1]) * 2.0**-32
         radius, at = stddev * math.sqrt(-2.0 * math.log(1.0 - share)), block * many + 2 * pair - lead
         if at >= 0 and at < y.size:
-            y[at] = mean + radius * math.cos(TWO_PI * iteration)
+            y[at] = mean + radius * math.cos(TWO_PI * angle)
         if at + 1 >= 0 and at + 1 < y.size:
-            y[at + 1] = mean + radius * math.sin(TWO_PI * iteration)
+            y[at + 1] = mean + radius * math.sin(TWO_PI * angle)
 
 
 @jitable
@@ -177,11 +177,11 @@ def random_normal(
             one, other = words[2 * pair], words[2 * pair + 1]
             for t in range(count):
                 if many == 2:
-                    share, iteration = wide_share(words[0, t], words[1, t]), wide_share(words[2, t], words[3, t])
+                    share, angle = wide_share(words[0, t], words[1, t]), wide_share(words[2, t], words[3, t])
                 else:
-                    share, iteration = whole_number(one[t]) * 2.0**-32, whole_number(other[t]) * 2.0**-32
+                    share, angle = whole_number(one[t]) * 2.0**-32, whole_number(other[t]) * 2.0**-32
                 radius = stddev * math.sqrt(-2.0 * log_of_normal64(1.0 - share, 0.0))
-                across, up = circle(iteration)
+                across, up = circle(angle)
                 numbers[2 * pair, t], numbers[2 * pair + 1, t] = mean + radius * across, mean + radius * up
         put_blocks(numbers, y, first, count, lead)
 
