@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flowrt.net.shared import Channel
 
 SHORT_OF_MEMORY = 0.05  # seconds until a message that there was no memory to decode is tried again
-TURN = 1e-3  # seconds after which who listens to a stream lets others have the loop
+TIME_SLICE = 1e-3  # seconds after which who listens to a stream lets others have the loop
 
 
 class _Stream(asyncio.BufferedProtocol):
@@ -217,7 +217,7 @@ class _Stream(asyncio.BufferedProtocol):
 
     def tell(self) -> None:
         """Hand what has come to who listens, and in the end, why nothing more comes."""
-        until = time.monotonic() + TURN if len(self.inbox) > 1 else 0.0
+        until = time.monotonic() + TIME_SLICE if len(self.inbox) > 1 else 0.0
         while self.inbox and self.hearer is not None:
             self.hear(self.take())
             if self.inbox and time.monotonic() > until:
