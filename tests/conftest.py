@@ -1,7 +1,7 @@
 """In which order tests run, and who runs the CUDA simulator.
 
-The simulator takes a minute in a process of its own, so it starts before all tests and is asked after them. Where
-several processes share the files out, one of them begins with it and waits, while the others go on.
+The simulator takes a minute in a process of its own, so it starts before all tests and is asked after them, unless what
+it found is kept. Where several processes share the files out, one of them begins with it and waits, while others go on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from places import MODULES, environment, file_of
+from kept import keep, recall
+from places import MODULES, ON_GPU, environment, file_of
 
 from flowrt.cluster import fork_server
 
@@ -110,8 +111,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:
-    if not (SHARED_OUT or session.config.option.collectonly) and any(map(_is_simulated, session.items)):
+    if SHARED_OUT or session.config.option.collectonly or not any(map(_is_simulated, session.items)):
+        return
+    if _simulated_before() is None:
         _simulate(session.config)
+
+
+def _simulated_before() -> dict[str, Any] | None:
+    return None if ON_GPU else recall("cuda_world")
 
 
 def _simulate(config: pytest.Config) -> None:
@@ -134,13 +141,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def simulated(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What `cuda_world` found. It is a process of its own: the simulator is chosen before Numba is imported."""
+    found = _simulated_before()
+    if found is not None:
+        return found
     if SHARED_OUT:
         _simulate(request.config)
     process = request.config.stash[SIMULATOR]
     out, errors = process.communicate(timeout=580)  # with nothing compiled yet
     assert process.returncode == 0, errors
-    found: dict[str, Any] = json.loads(out)
-    return found
+    told: dict[str, Any] = json.loads(out)
+    if not (ON_GPU or told["differences"]):
+        keep("cuda_world", told)
+    return told
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,8 +5,6 @@ Prints one JSON object: how many applications each op was compared on, and what 
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 import warnings
 from collections import Counter
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from computed import RUN, computed
 from fused_examples import programs
+from kept import tell
 from numba import cuda as numba_cuda
 from op_examples import EXAMPLES, Example
 
@@ -174,7 +173,7 @@ def main() -> None:
     world.compare_layers()
     found = {"compared": world.compared, "differences": world.differences, "long": long(), "refused": refused()}
     found["moved"], found["turns"] = moved(), turns()
-    json.dump(found, sys.stdout)
+    tell(found)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.
 TESTS = ROOT / "tests"
 MODULES = [str(folder) for folder in (TESTS, *sorted(TESTS.rglob("*"))) if folder.is_dir() and folder.name[0] != "_"]
 PYTHONPATH = os.pathsep.join([str(ROOT), *MODULES])
+ON_GPU = os.environ.get("FLOWRT_TEST_ON_GPU") == "1"  # whether what would be simulated is tried on a GPU: scripts/gpu
 
 
 def file_of(module: str) -> str:
@@ -21,12 +22,8 @@ def file_of(module: str) -> str:
 
 
 def environment(*, simulated: bool) -> dict[str, str]:
-    """What a process finds that is to compute on GPUs, simulated ones or not.
-
-    With ``FLOWRT_TEST_ON_GPU=1`` what would be simulated is tried on this machine's: see scripts/gpu.
-    """
-    simulated = simulated and os.environ.get("FLOWRT_TEST_ON_GPU") != "1"
-    return {**os.environ, "NUMBA_ENABLE_CUDASIM": str(int(simulated)), "PYTHONPATH": PYTHONPATH}
+    """What a process finds that is to compute on GPUs, simulated ones or not."""
+    return {**os.environ, "NUMBA_ENABLE_CUDASIM": str(int(simulated and not ON_GPU)), "PYTHONPATH": PYTHONPATH}
 
 
 def told_by(module: str, *, simulated: bool, seconds: float) -> Any:
