@@ -189,7 +189,7 @@ def failing(kind: str) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     ("kind", "iterations"),
-    [("inside", "turn 2 of turn 4"), ("below", "turn 18"), ("branch", "turn 18")],
+    [("inside", "iteration 2 of iteration 4"), ("below", "iteration 18"), ("branch", "iteration 18")],
 )
 def test_an_index_out_of_range_fails_as_it_does_node_by_node(kind: str, iterations: str) -> None:
     fed = np.arange(301 if kind == "inside" else 320 if kind == "below" else 325)
