@@ -360,7 +360,7 @@ def main(workloads: Mapping[str, Callable[[Settings], Side]]) -> None:
         return
     first += [_value(side.step()) for _ in range(CHECKED - 1)]
     if a.seconds:
-        _warm_up(side.step)
+        _warm_up(side.step, min(WARM_UP_SECONDS, a.seconds))
         times = np.array(_times(side.step, a.seconds)) * 1e6
         low, middle, high = np.percentile(times, [10, 50, 90])
         print(f"{a.workload} {a.variant}: {middle:.2f} us ({low:.2f} to {high:.2f}), first {first}")
@@ -388,8 +388,8 @@ def _say(message: Mapping[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def _warm_up(step: Callable[[], Any]) -> None:
-    end = time.perf_counter() + WARM_UP_SECONDS
+def _warm_up(step: Callable[[], Any], seconds: float = WARM_UP_SECONDS) -> None:
+    end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         step()
 
