@@ -31,8 +31,6 @@ from flowrt.train import watching
 if TYPE_CHECKING:
     from flowrt.train.steps import StepReport
 
-SEEDS = 60  # of each test
-
 
 @dataclass(frozen=True)
 class Length:
@@ -397,15 +395,21 @@ SCENARIOS = {
 
 
 FREEZING = (nodes_freeze, servers_freeze, servers_return_behind_steps)  # where long schedules find no more
+# By the second, brief schedules find as much as long ones, or more: most of what goes wrong does so where runs begin
+# and end. Long ones are for what takes several losses.
+TRIED = [
+    *((scenario, BRIEF, 60) for scenario in SCENARIOS.values()),
+    *((scenario, LONG, 15) for scenario in SCENARIOS.values() if scenario not in FREEZING),
+]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS.values())
-def test_in_whatever_order_things_happen_what_was_promised_holds(scenario: Any) -> None:
+@pytest.mark.parametrize(("scenario", "length", "seeds"), TRIED)
+def test_in_whatever_order_things_happen_what_was_promised_holds(scenario: Any, length: Length, seeds: int) -> None:
     first = int(os.environ.get("FLOWRT_SEED", 1122))  # another one tries other schedules
-    for seed in range(first, first + SEEDS):
+    for seed in range(first, first + seeds):
         print(f"seed {seed}")
         rng = random.Random(seed)
-        simulate(rng, lambda rng=rng: scenario(rng, BRIEF if scenario in FREEZING else LONG))
+        simulate(rng, lambda rng=rng: scenario(rng, length))
 
 
 FOUND = {  # schedules that once failed
