@@ -10,6 +10,7 @@ the other. Pure.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,12 +19,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from flowrt.base import codec
-from flowrt.base.codec import FRAME, SHORT, WHOLE, Allocate, Bytes, Layout, Limits
+from flowrt.base.codec import FRAME, SHORT, WHOLE, Allocate, Array, Bytes, Layout, Limits
 from flowrt.base.errors import BrokenStream, SpecError
 
 BEGINS = 0xC1
 _FRAME = struct.Struct("<IBHH")  # a length, and the begin of a header
 _START = struct.Struct("<BHH")
+_PREFIX = _FRAME.size - _START.size
 _MOST = 1 << 10  # bytes of a head
 _CODE = 3  # bytes of a dtype in the description of an array
 _JOINED = 1 << 12  # bytes of arrays that are copied into one piece with the header
@@ -49,36 +51,35 @@ Tail: TypeAlias = "tuple[int, int, bytes, list[memoryview]]"
 few bytes, and else these."""
 
 
-def tail(arrays: Sequence[Any], limits: Limits = FRAME) -> Tail | None:
+def tail(arrays: Sequence[Any]) -> Tail | None:
     """What follows the head of a frame with these arrays; None for what is none: see `frame`."""
     table, nbytes = b"", 0
     for array in arrays:
-        if type(array) is not np.ndarray or not array.flags.c_contiguous:
-            return None
-        if (entry := _entry(array.dtype, array.shape)) is None:
+        entry = _entry(array.dtype, array.shape) if type(array) is np.ndarray and array.flags.c_contiguous else None
+        if entry is None:
             return None
         table += entry
         nbytes += array.nbytes
-    if len(arrays) > limits.arrays or nbytes > limits.array_bytes:
+    if nbytes <= _JOINED and len(arrays) <= FRAME.arrays:
+        return len(arrays), len(table), b"".join([table, *[array.tobytes() for array in arrays]]), []
+    if len(arrays) > FRAME.arrays or nbytes > FRAME.array_bytes:
         return None
-    if nbytes <= _JOINED:
-        return len(arrays), len(table), b"".join([table, *map(np.ndarray.tobytes, arrays)]), []
     return len(arrays), len(table), table, [*map(codec.bytes_of, arrays)]
 
 
-def frame(head: bytes, arrays: Sequence[Any], limits: Limits = FRAME) -> list[bytes | memoryview] | None:
-    """As `frames.frame`; None for what is beyond ``limits`` or no array in order, which is others' to judge."""
-    behind = tail(arrays, limits)
-    return None if behind is None else with_tail(head, behind, limits)
+def frame(head: bytes, arrays: Sequence[Any]) -> list[bytes | memoryview] | None:
+    """As `frames.frame`; None for what is beyond limits or no array in order, which is others' to judge."""
+    behind = tail(arrays)
+    return None if behind is None else with_tail(head, behind)
 
 
-def with_tail(head: bytes, behind: Tail, limits: Limits = FRAME) -> list[bytes | memoryview] | None:
+def with_tail(head: bytes, behind: Tail) -> list[bytes | memoryview] | None:
     """As `frame`, with arrays of which several frames may be made."""
     count, described, joined, pieces = behind
-    length = _START.size + len(head) + described
-    if len(head) > _MOST or length > limits.header:
+    size = len(head)
+    if size > _MOST:
         return None
-    return [_FRAME.pack(length, BEGINS, len(head), count) + head + joined, *pieces]
+    return [_FRAME.pack(_START.size + size + described, BEGINS, size, count) + head + joined, *pieces]
 
 
 @lru_cache(_KEPT)
@@ -109,30 +110,33 @@ def assemble(header: Bytes, arrays: Sequence[Any]) -> Brief:
     return Brief(bytes(header[_START.size : _START.size + length]), tuple(arrays))
 
 
-def decode_whole(data: memoryview, length: int, allocate: Allocate) -> tuple[Brief, int] | None:
-    """As `codec.decode_whole`."""
-    if length > SHORT:
-        return None
-    header = bytes(data[:length])
+def decode_whole(window: memoryview, at: int, end: int, allocate: Allocate) -> tuple[Brief, int] | None:
+    """The message of the frame that begins ``at`` a place in ``window``, and where it ends: see `codec.decode_whole`.
+
+    None for what is no brief frame that is short, legal, and there until ``end``.
+    """
     try:
-        _, size, count = _START.unpack_from(header)
-        at, end = _START.size + size, length
-        if at > length:
+        length, _, size, count = _FRAME.unpack_from(window, at)
+        table, behind = at + _FRAME.size + size, at + _PREFIX + length
+        if length > SHORT or table > behind or behind > end:
             return None
-        arrays = []
-        for dtype, shape, nbytes in _known(header[at:], count):
-            begin, end = end, end + nbytes
-            if end > len(data):
-                return None
-            sent = np.ndarray(shape, dtype, data, begin)
-            if nbytes < _UNCOUNTED:
-                arrays.append(sent.copy())
-            else:
-                arrays.append(allocate(dtype, shape))
-                np.copyto(arrays[-1], sent)
+        layouts, nbytes, is_small = _known(bytes(window[table:behind]), count)
+        if behind + nbytes > end:
+            return None
+        sent = [np.ndarray(shape, dtype, window, behind + offset) for dtype, shape, offset in layouts]
+        arrays = [array.copy() for array in sent] if is_small else [_received(array, allocate) for array in sent]
     except Exception:  # whatever it is, the survey says it by name
         return None
-    return _make_brief(Brief, (header[_START.size : at], tuple(arrays))), end
+    return _make_brief(Brief, (bytes(window[at + _FRAME.size : table]), tuple(arrays))), behind + nbytes
+
+
+def _received(sent: Array, allocate: Allocate) -> Array:
+    """A copy of what came, in memory that is counted if it is not small."""
+    if sent.nbytes < _UNCOUNTED:
+        return sent.copy()
+    array = allocate(sent.dtype, sent.shape)
+    np.copyto(array, sent)
+    return array
 
 
 def _lengths(header: bytes) -> tuple[int, int]:
@@ -144,13 +148,18 @@ def _lengths(header: bytes) -> tuple[int, int]:
 
 
 @lru_cache(_KEPT)
-def _known(table: bytes, count: int) -> tuple[tuple[np.dtype[Any], tuple[int, ...], int], ...]:
-    """Dtype, shape and bytes of the arrays of a short table, none of them empty."""
-    known = tuple([(*layout, codec.nbytes(layout)) for layout in _layouts(table, count, WHOLE)])
-    sizes = [nbytes for _, _, nbytes in known]
-    if not all(sizes) or sum(sizes) > WHOLE.array_bytes:
+def _known(table: bytes, count: int) -> tuple[tuple[tuple[np.dtype[Any], tuple[int, ...], int], ...], int, bool]:
+    """Dtype, shape and place, in bytes, of the arrays of a short table, none of them empty.
+
+    Then how many bytes they are, and whether that is few for each.
+    """
+    layouts = _layouts(table, count, WHOLE)
+    sizes = [codec.nbytes(layout) for layout in layouts]
+    *places, nbytes = itertools.accumulate(sizes, initial=0)
+    if not all(sizes) or nbytes > WHOLE.array_bytes:
         raise BrokenStream("not to be received in one go")
-    return known
+    placed = tuple([(*layout, place) for layout, place in zip(layouts, places, strict=True)])
+    return placed, nbytes, max(sizes, default=0) < _UNCOUNTED
 
 
 def _layouts(table: bytes, count: int, limits: Limits) -> list[Layout]:

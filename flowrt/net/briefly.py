@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -55,7 +57,7 @@ def _write_update(update: Update) -> Pieces | None:
     told, wants, times, arrays = update.told, update.wants, update.times, update.parts
     if not _are_floats(told):
         return None
-    head = _UPDATE_HEAD.pack(
+    head: bytes = _UPDATE_HEAD.pack(
         _UPDATE,
         update.run,
         update.version,
@@ -72,20 +74,20 @@ def _write_update(update: Update) -> Pieces | None:
     for number, values in wants:
         head += _WANT.pack(number, len(values))
         arrays = (*arrays, *values)
-    return brief.frame(b"".join((head, _FLOATS[len(told)].pack(*told), times)), arrays)
+    return brief.frame(head + _FLOATS[len(told)].pack(*told) + times, arrays)
 
 
 def _read_update(head: bytes, arrays: tuple[Any, ...]) -> Update:
-    _, run, version, replica, ready, samples, square, finite, *counts = _UPDATE_HEAD.unpack_from(head)
-    parts, wanted, told, times = counts
+    unpacked = _UPDATE_HEAD.unpack_from(head)
+    _, run, version, replica, ready, samples, square, finite, parts, wanted, told, times = unpacked
     at, behind = _UPDATE_HEAD.size, parts
     wants: tuple[tuple[int, tuple[Any, ...]], ...] = ()
     for _ in range(wanted):
         number, count = _WANT.unpack_from(head, at)
         wants = (*wants, (number, arrays[behind : behind + count]))
         at, behind = at + _WANT.size, behind + count
-    numbers = _FLOATS[told].unpack_from(head, at)
-    at += _FLOATS[told].size
+    floats = _FLOATS[told]
+    numbers, at = floats.unpack_from(head, at), at + floats.size
     if at + times != len(head) or behind != len(arrays):
         raise BrokenStream(f"an update came with {len(head)} bytes and {len(arrays)} arrays, and says it has others")
     parts = arrays[:parts] if wants else arrays
@@ -148,17 +150,21 @@ def _write_report(report: Report) -> Pieces | None:
         len(stages),
     )
     head += _FLOATS[len(told)].pack(*told) + _FLOATS[len(stages)].pack(*stages) + report.why.encode()
-    each = b"".join([*[_RECEIPT.pack(*receipt) for receipt in receipts], report.times])
+    each = _receipts(len(receipts)).pack(*chain.from_iterable(receipts)) + report.times
     return brief.frame(head, (np.frombuffer(each, np.uint8),)) if each else None
 
 
+@lru_cache(64)
+def _receipts(count: int) -> struct.Struct:
+    """The layout of so many receipts."""
+    return struct.Struct("<" + count * _RECEIPT.format[1:])
+
+
 def _read_report(head: bytes, arrays: tuple[Any, ...]) -> Report:
-    _, run, version, seconds, noise_scale, count, *numbers = _REPORT_HEAD.unpack_from(head)
-    at, parts = _REPORT_HEAD.size, []
-    for number in numbers:
-        parts.append(_FLOATS[number].unpack_from(head, at))
-        at += _FLOATS[number].size
-    told, stages = parts
+    _, run, version, seconds, noise_scale, count, told_numbers, stage_numbers = _REPORT_HEAD.unpack_from(head)
+    at, floats = _REPORT_HEAD.size, _FLOATS[told_numbers]
+    told, at, floats = floats.unpack_from(head, at), at + floats.size, _FLOATS[stage_numbers]
+    stages, at = floats.unpack_from(head, at), at + floats.size
     if len(arrays) != 1 or not isinstance(arrays[0], np.ndarray):
         raise BrokenStream("a report came without the array of its receipts and times")
     each, end = arrays[0].tobytes(), count * _RECEIPT.size

@@ -94,7 +94,7 @@ class _Stream(asyncio.BufferedProtocol):
         return self.reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        listens = self.hearer is not None and not (self.inbox or self.closing)
+        listens = self.hearer is not None and not self.inbox and not self.closing
         if listens and (message := self.reader.take_alone(nbytes)) is not None:  # as mostly
             return self.hear(message)
         self._decode(nbytes)
@@ -397,9 +397,10 @@ class Connection:
 
     def post_frame(self, framed: list[Piece]) -> None:
         """`post` of a message that is a frame already."""
-        stream, pieces = self._stream, self._write(framed, changing=True)
+        pieces = self._write(framed, changing=True)
         if pieces is None:
             return
+        stream = self._stream
         if len(stream.outbox) >= stream.bounds.outbox_messages:
             stream.fail(BrokenStream(f"{self.peer} does not read, and {len(stream.outbox)} messages wait for it"))
             raise stream.ending()
@@ -409,18 +410,18 @@ class Connection:
         self, pieces: list[Piece], begun: Callable[[], None] | None = None, *, changing: bool = False
     ) -> Iterable[Piece] | None:
         """Write the usual message, small and with nothing before it, in one go; or answer how it is to be written."""
-        stream, local = self._stream, self._stream.local
-        whole = joined(pieces)
-        if stream.over:
+        stream, whole = self._stream, joined(pieces)
+        transport, local = stream.transport, stream.local
+        if stream.closing or stream.is_lost or transport.is_closing():
             raise stream.ending()
         if local is not None:
             local.messages += 1
-            local.socket_bytes += len(whole or "")
+            local.socket_bytes += 0 if whole is None else len(whole)
         if whole is None or not stream.outbox.idle:
             return stream.writes(pieces, changing) if whole is None else (whole,)
         if begun is not None:
             begun()
-        stream.transport.write(whole)
+        transport.write(whole)
         return None
 
     async def receive(self) -> Message:

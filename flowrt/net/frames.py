@@ -212,21 +212,35 @@ class FrameReader:
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes of the stream belong; never empty."""
-        return self._rest if len(self._rest) >= _DIRECT else self._window[self._end :]
+        if len(self._rest) >= _DIRECT:
+            return self._rest
+        return self._window[self._end :] if self._end else self._window
 
     def take_alone(self, count: int) -> Message | None:
         """The message that ``count`` bytes are which were written, where they are one short frame and nothing is left.
 
         Else nothing is done, and `buffer_updated` is to be told of them.
         """
-        if self._end or self._header is not None or self.ended or not self._roomy or count <= _PREFIX.size:
+        if self._end or self._header is not None or self.ended or not self._roomy:
             return None
-        (length,) = _PREFIX.unpack_from(self._window)
-        if not 0 < length <= count - _PREFIX.size:
+        whole = self._whole(0, count)
+        return None if whole is None or whole[1] != count else whole[0]
+
+    def _whole(self, at: int, end: int) -> tuple[Message, int] | None:
+        """The message of the frame that begins ``at`` a place of the window, and where it ends.
+
+        None for what is not short, legal, and there until ``end``.
+        """
+        begin = at + _PREFIX.size
+        if begin >= end:
             return None
-        decode = brief.decode_whole if self._window[_PREFIX.size] == brief.BEGINS else codec.decode_whole
-        whole = decode(self._window[_PREFIX.size : count], length, self._allocate)
-        return None if whole is None or whole[1] != count - _PREFIX.size else whole[0]
+        if self._window[begin] == brief.BEGINS:
+            return brief.decode_whole(self._window, at, end, self._allocate)
+        (length,) = _PREFIX.unpack_from(self._window, at)
+        if not 0 < length <= end - begin:
+            return None
+        whole = codec.decode_whole(self._window[begin:end], length, self._allocate)
+        return None if whole is None else (whole[0], begin + whole[1])
 
     def buffer_updated(self, count: int) -> None:
         """``count`` bytes were written to what `get_buffer` answered."""
@@ -247,20 +261,15 @@ class FrameReader:
 
     def _take_whole(self) -> bool:
         """Deliver the next frame at once, if it is short and all there; answers whether it was."""
-        begin = self._start + _PREFIX.size
-        if self._header is not None or begin >= self._end or self.ended or not self._roomy:
+        if self._header is not None or self.ended or not self._roomy:
             return False
-        (length,) = _PREFIX.unpack_from(self._window, self._start)
-        if not 0 < length <= self._end - begin:
-            return False
-        decode = brief.decode_whole if self._window[begin] == brief.BEGINS else codec.decode_whole
-        whole = decode(self._window[begin : self._end], length, self._allocate)
+        whole = self._whole(self._start, self._end)
         if whole is None:
             return False
-        message, size = whole
-        self._start = begin + size
+        (message, end), (length,) = whole, _PREFIX.unpack_from(self._window, self._start)
+        size, self._start = end - self._start, end
         self._worked += _PREFIX.size + length
-        self._deliver(message, _PREFIX.size + size)
+        self._deliver(message, size)
         return True
 
     def _advance(self) -> bool:

@@ -84,7 +84,7 @@ class Links:
 
     def post(self, peer: str, address: Address, message: Any) -> None:
         """Send a message when the link to ``peer`` is there, which may be now."""
-        waiting = self._posted.get(address)
+        waiting = self._posted.get(address) if self._posted else None
         if waiting is not None:
             waiting.append(message)
             if len(waiting) > WAITING:
