@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = "tuple[np.ndarray[Any, Any], ...]"
 TOGETHER = 6  # batches that one message brings to a replica, where they are small
-EARLIER = 2  # so many batches before one that is kept back would be waited for, those that go together are sent
+EARLIER = 2  # so many batches before a replica would wait for one, those that go together are drawn and sent
+LONG = 1e-3  # seconds of drawing, after which what nobody lacks yet is left for the next time
 SMALL, FEW = 60 << 10, 96  # bytes, and arrays, that these have at most: they are received in one go
 
 
@@ -69,9 +70,8 @@ class Supply:
 
     ``inputs`` are the tensors that a replica's batch is for. ``give`` sends some: it is called with the replica, the
     number that the first of them has there, their identities, and their values. A message costs more than a small
-    batch: so some of these are drawn ahead, and kept back until several go together. Values are kept until their batch
-    is accounted for. What goes wrong with a batch ends the supply: it is the ``error`` that is to be raised once those
-    before it are spent.
+    batch: so some of these are drawn ahead, and go together. Values are kept until their batch is accounted for. What
+    goes wrong with a batch ends the supply: it is the ``error`` that is to be raised once those before it are spent.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Supply:
         self._give = give
         self._copy = copy
         self._sent = [0] * len(inputs)
+        self._together = 1  # so many batches go in a message
         self._values: dict[int, Values] = {}  # by identity, of what was drawn and is not accounted for
         self._drawing: asyncio.Task[None] | None = None
         self.ledger: Writer | None = None  # which is told before anybody else
@@ -160,28 +161,30 @@ class Supply:
         self._sent = [0] * len(self._sent)
 
     def give_again(self, replica: int) -> None:
-        """Send those again that may not have arrived, and those that were kept back."""
+        """Send those again that may not have arrived."""
         for number, identity in self.handing.held(replica).items():
-            if number <= self._sent[replica]:
-                self._give(replica, number, [identity], [self._values_of(identity)])
-        if self.given[replica] > self._sent[replica]:
-            self._send(replica)
+            self._give(replica, number, [identity], [self._values_of(identity)])
 
     # ── handing out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def fill(self, told: Callable[[], None]) -> None:
         """Hand out what may be, now or as it comes; ``told`` is called once nothing is left to hand out."""
+        until = time.perf_counter() + LONG
         while (due := self._hand_drawn()) is not None:
             if self._source.waits:
                 self._drawing = self._drawing or asyncio.ensure_future(self._draw(told))
                 return
             began = time.perf_counter()
+            if began > until and self.given[due[0]] - self.handing.spent[due[0]] >= self._depth:
+                break
             try:
                 batch = self._source.next()
                 self.drawn += time.perf_counter() - began
                 self._admit(due[0], batch)
             except Exception as error:
                 self._fail(error)
+            if self._has(due[1]):
+                self._hand(*due)
         self._end_filling(told)
 
     async def _draw(self, told: Callable[[], None]) -> None:
@@ -207,8 +210,10 @@ class Supply:
             self._put_in(replica, self.handing.new, batch)
 
     def _put_in(self, replica: int, identity: int, batch: Mapping[str, Any]) -> None:
-        inputs = self._inputs[replica].items()
-        self._values[identity] = tuple([as_feed(tensor, batch[name], self._copy) for name, tensor in inputs])
+        copy = self._copy
+        self._values[identity] = tuple(
+            [as_feed(tensor, batch[name], copy) for name, tensor in self._inputs[replica].items()]
+        )
 
     def _hand_drawn(self) -> tuple[int, int] | None:
         """Hand out what is drawn, and send what is enough to go together; answers what is due and not drawn yet."""
@@ -218,20 +223,15 @@ class Supply:
         return due
 
     def _hand(self, replica: int, identity: int) -> None:
-        handing, sent = self.handing, self._sent
-        number = handing.hand(replica, identity)
-        together = 1 if self._source.waits else _together(self._values_of(identity))
-        handing.depth = self._depth + together - 1 + min(EARLIER, together - 1)
-        if sent[replica] - handing.spent[replica] < self._depth or number - sent[replica] >= together:
+        if self.handing.hand(replica, identity) - self._sent[replica] >= self._together:
             self._send(replica)
 
     def _end_filling(self, told: Callable[[], None]) -> None:
-        """Send what was kept back, where there is nothing more that could go with it, and say so."""
-        if self.handing.identity is not None:
-            return
-        for replica, number in enumerate(self.handing.given):
-            if number > self._sent[replica]:
-                self._send(replica)
+        """Send what nothing more goes with, and say so where nothing is left."""
+        if self._sent != self.given:
+            for replica, number in enumerate(self.given):
+                if number > self._sent[replica]:
+                    self._send(replica)
         if self.over:
             told()
 
@@ -242,7 +242,12 @@ class Supply:
         identities = [held[number] for number in range(first, self.given[replica] + 1)]
         if self.ledger is not None:
             self.ledger.hand(replica, first, identities)
-        self._give(replica, first, identities, [self._values_of(identity) for identity in identities])
+        batches = [self._values_of(identity) for identity in identities]
+        self._give(replica, first, identities, batches)
+        if not self._source.waits:
+            self._together = together = _together(batches[-1])
+            self.handing.least = self._depth + min(EARLIER, together - 1)
+            self.handing.depth = self.handing.least + together - 1
 
     def _values_of(self, identity: int) -> Values:
         return self._values[identity]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.train.batches import EARLIER, TOGETHER, Batches, Supply
+from flowrt.train import batches
+from flowrt.train.batches import EARLIER, LONG, TOGETHER, Batches, Supply
+
+if TYPE_CHECKING:
+    import pytest
 
 DEPTH = 3
 
@@ -67,7 +71,7 @@ def test_large_batches_go_one_by_one_and_none_is_drawn_beyond_those_that_are_sen
         assert handing.drawn == 2 * (step + DEPTH)
 
 
-def test_batches_that_were_kept_back_go_at_the_end_of_all() -> None:
+def test_all_batches_go_that_there_are() -> None:
     for count in range(1, 20):
         handing = Handing(range(count))
         for step in range(count):
@@ -77,7 +81,7 @@ def test_batches_that_were_kept_back_go_at_the_end_of_all() -> None:
         assert sum(handing.supply.given) == count
 
 
-def test_batches_that_were_kept_back_go_before_an_error_of_their_source_is_raised() -> None:
+def test_batches_go_that_were_drawn_before_an_error_of_their_source() -> None:
     def failing() -> Iterable[int]:
         yield from range(9)
         raise ValueError("no more")
@@ -89,16 +93,24 @@ def test_batches_that_were_kept_back_go_before_an_error_of_their_source_is_raise
     assert handing.supply.given == [handing.has(0), handing.has(1)] == [5, 4]
 
 
-def test_what_is_sent_again_counts_as_sent() -> None:
+def test_what_is_sent_again_is_all_that_is_not_accounted_for() -> None:
     handing = Handing(itertools.count(), replicas=1)
     handing.step(0)
-    before = handing.has(0)
-    assert before < handing.supply.given[0]
     handing.sent.clear()
     handing.supply.give_again(0)
     assert handing.has(0) == handing.supply.given[0]
     handing.step(2)
     assert handing.has(0) >= 2 + DEPTH
+
+
+def test_of_a_slow_source_no_more_is_drawn_at_once_than_replicas_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    handing, clock = Handing(itertools.count()), itertools.count(step=LONG)
+    monkeypatch.setattr(batches.time, "perf_counter", lambda: float(next(clock)))
+    for step in range(20):
+        before = handing.drawn
+        handing.step(step)
+        assert all(handing.has(replica) >= step + DEPTH for replica in (0, 1))
+        assert handing.drawn - before <= (2 * DEPTH + 1 if step == 0 else 3)
 
 
 def test_who_is_excused_is_handed_nothing_until_it_is_included_again() -> None:

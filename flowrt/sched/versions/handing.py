@@ -4,7 +4,8 @@ The *identity* of a batch is its place, from 0 on, in the order in which its sou
 from it. A replica knows its batches by numbers of its own, 1, 2, … in each run, and uses them in that order. Here is
 which identity is which number of whom, of all that are handed out and not accounted for. It owns
 
-- who is next: replicas in turn, each at most ``depth`` batches beyond what it is known to have spent;
+- who is next: replicas in turn, each at most ``depth`` batches beyond what it is known to have spent, once one of
+  them is fewer than ``least`` beyond;
 - what it is handed: what came back, the oldest first, and then what is new;
 - what of a lost replica's comes back: what it had not spent, once server 0 has said how far it came. Until then another
   may not have it, for the lost one's update may be on its way and count.
@@ -30,7 +31,8 @@ class Handing:
     def __init__(
         self, replicas: int, depth: int, first: int = 0, returned: Iterable[int] = (), total: int | None = None
     ) -> None:
-        self.depth = depth
+        self.depth = self.least = depth
+        self._rests = False  # all have as many as may be, and nobody has spent so many since that it lacks some
         self.first = self.new = first  # the next identity that nobody was handed yet
         self.total = total
         self.given = [0] * replicas  # by replica, the number of its newest batch
@@ -48,8 +50,7 @@ class Handing:
     @property
     def due(self) -> tuple[int, int] | None:
         """What is handed out next: (replica, identity). None where nobody may have a batch, or there is none."""
-        identity = self.identity
-        if identity is None:
+        if self._rests or (identity := self.identity) is None:
             return None
         given, spent, depth, count = self.given, self.spent, self.depth, len(self.given)
         turn = self._turn % count
@@ -57,6 +58,7 @@ class Handing:
             for replica in replicas:
                 if given[replica] - spent[replica] < depth and self._may_have(replica):
                     return replica, identity
+        self._rests = True
         return None
 
     @property
@@ -106,7 +108,10 @@ class Handing:
 
     def spend(self, replica: int, number: int) -> list[int]:
         """All batches of a replica up to ``number`` are used; answers those not accounted for before, which now are."""
-        self.spent[replica] = max(self.spent[replica], number)
+        if number > self.spent[replica]:
+            self.spent[replica] = number
+        if self.given[replica] - number < self.least:
+            self._rests = False
         held, taken = self._held[replica], []
         while held and (oldest := next(iter(held))) <= number:
             taken.append(held.pop(oldest))
@@ -150,6 +155,7 @@ class Handing:
         self._lost.discard(replica)
         self._left.discard(replica)
         self.given[replica] = self.spent[replica] = number
+        self._rests = False
 
     def excuse(self, replica: int) -> None:
         """Hand nothing to a replica that may be lost or frozen, until it is included again; it keeps what it has."""
@@ -158,6 +164,7 @@ class Handing:
     def include(self, replica: int) -> None:
         """Hand a replica batches again that was excused."""
         self._excused.discard(replica)
+        self._rests = False
 
     def leave(self, replica: int) -> None:
         """Hand nothing more to a replica that is about to go. It is said to be lost when it has gone."""
@@ -170,6 +177,7 @@ class Handing:
         self.given[:] = self.spent[:] = [0] * len(self.given)
         for some in (self._lost, self._doubtful, self._excused, self._left):
             some.clear()
+        self._rests = False
 
     def _may_have(self, replica: int) -> bool:
         return not (replica in self._lost or replica in self._excused or replica in self._left)
