@@ -137,9 +137,10 @@ class Tally:
         for replica, outcome in outcomes.items():
             self._replicas[replica].outcomes[outcome] += 1
         for replica, staleness in stale.items():
-            counts = self._replicas[replica]
-            counts.staleness += staleness
-            counts.stalest = max(counts.stalest, staleness)
+            if staleness:
+                counts = self._replicas[replica]
+                counts.staleness += staleness
+                counts.stalest = max(counts.stalest, staleness)
 
     def drop(self, batches: int) -> None:
         """So many batches were handed out and not kept in any step."""

@@ -1,23 +1,25 @@
 """Plans that nodes run over and over by themselves: by one C call where `sched.tape.direct` has a plan for it.
 
 Law: nothing is decided here but who is asked first. What cannot be run at once, for whatever reason, is left to the
-executor, which answers the same.
+executor, which answers the same. Kernels trust what they are fed: a direct call takes nothing but what its plan was
+made for, and anything else is `checked` first.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.errors import ResourceError, SpecError
 from flowrt.kernels.run.direct import Direct
 from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.sched.tape.direct import Numbers
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import Plan
+    from flowrt.base.plan import Plan, PlanFeed
     from flowrt.sched.executor import Executor
     from flowrt.sched.host.host import RunContext
     from flowrt.sched.host.rendezvous import Array
@@ -37,11 +39,15 @@ class Told(Numbers):
 
 
 class Closed:
-    """A plan as its executor runs it, for one loop; all runs draw from one ``seed``."""
+    """A plan as its executor runs it, for one loop; all runs draw from one ``seed``.
 
-    def __init__(self, executor: Executor, seed: int) -> None:
+    It is fed what came from others: ``whose``, for people.
+    """
+
+    def __init__(self, executor: Executor, seed: int, whose: str = "others") -> None:
         self.executor = executor
         self.seed = seed
+        self.whose = whose
         self._numbers, self._number = Told(), 0
         # where a value is fetched twice, each has memory of its own, which is more than one call does
         fetches, fed = executor.plan.fetches, len(executor.plan.feeds)
@@ -58,11 +64,11 @@ class Closed:
     def run_now(self, feeds: Sequence[Array], number: int) -> list[Array] | None:
         """As `Executor.run_now`: the fetches of a short tape that was made before, if its variables are free.
 
-        What is fetched of the feeds is they, which nobody may change.
+        What is fetched of the feeds is they, which nobody may change. Raises as `checked` does.
         """
         self._number = number
         if self._direct is None:
-            return self.executor.run_now(feeds, number, self.seed)
+            return self._run_plainly(*feeds)
         self._numbers.tell(number)
         found: list[Any] | None = self._direct.call(*feeds)
         if found is None:
@@ -73,14 +79,33 @@ class Closed:
         return fetches
 
     def _run_plainly(self, *feeds: Array) -> list[Array] | None:
+        checked(feeds, self.plan.feeds, self.whose)
         fetches = self.executor.run_now(feeds, self._number, self.seed)
-        if fetches is not None and self._direct is not None:
-            made = [self.plan.fetches[place] for place in self._made]
-            plan = self.executor.direct_plan(feeds, self._numbers, self.seed, INLINE_SECONDS, made)
-            if plan is not None:
-                self._direct.choose(plan)
-        return fetches if fetches is None or not self._passed else [fetches[place] for place in self._made]
+        if fetches is None or self._direct is None:
+            return fetches
+        made = [self.plan.fetches[place] for place in self._made]
+        plan = self.executor.direct_plan(feeds, self._numbers, self.seed, INLINE_SECONDS, made)
+        if plan is not None:
+            self._direct.choose(plan)
+        return fetches if not self._passed else [fetches[place] for place in self._made]
 
     async def run(self, feeds: Sequence[Array], context: RunContext) -> list[Array]:
-        """As `Executor.run`."""
-        return await self.executor.run(feeds, context)
+        """As `Executor.run`. Raises as `checked` does."""
+        return await self.executor.run(checked(feeds, self.plan.feeds, self.whose), context)
+
+
+def checked(values: Sequence[Any], feeds: Iterable[PlanFeed], whose: str) -> list[Array]:
+    """``values``, if they are what a plan is fed.
+
+    Raises `ResourceError` where there was no memory to receive one, and `SpecError` for what does not fit.
+    """
+    for value, feed in zip(values, feeds, strict=True):
+        spec = feed.spec
+        if type(value) is np.ndarray and value.dtype is spec.dtype and value.shape == spec.dims:
+            continue  # as nearly always
+        if not hasattr(value, "dtype"):
+            raise ResourceError(f"{feed.name} ({feed.site}) of {whose} was not received: {value}")
+        if not spec.accepts(value.dtype, value.shape):
+            got = f"{value.dtype}{list(value.shape)}"
+            raise SpecError(f"{feed.name} ({feed.site}) of {whose}: expected {spec}, {got} came")
+    return list(values)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from flowrt.base import codec
-from flowrt.base.errors import ResourceError, SpecError
+from flowrt.base.errors import ResourceError
 from flowrt.sched.drivers.tasks import sleep_until
 from flowrt.sched.host.host import RunContext
 
 if TYPE_CHECKING:
     import asyncio
 
-    from flowrt.base.plan import PlanFeed
     from flowrt.sched.drivers.closed import Closed
     from flowrt.sched.drivers.striking import Striking
     from flowrt.sched.drivers.tasks import Tasks
@@ -65,13 +64,6 @@ class Way:
             self.send(peer, self.epoch, message)
         else:
             self.striking.push(message, lambda: self.send(peer, self.epoch, message))
-
-    def read(self, version: int, then: Callable[[], None]) -> None:
-        """Call ``then`` when a batch that came is read: before this returns, unless that is to be slow."""
-        if self.striking is None:
-            then()
-        else:
-            self.striking.read(version, then)
 
     def compute(
         self, plan: Closed, feeds: Sequence[Array], step: StepOf, then: Then, failed: Failed, at: str = ""
@@ -133,23 +125,6 @@ def unbundled(values: Sequence[Any]) -> Sequence[Any]:
         raise ResourceError(f"{len(values)} values of a run were not received: {values[1]}")
     found: Sequence[Any] = codec.unpack(values[1].data)
     return found
-
-
-def checked(values: Sequence[Any], feeds: Iterable[PlanFeed], whose: str) -> list[Array]:
-    """``values``, if they are what a plan is fed; kernels trust them from here on.
-
-    Raises `ResourceError` where there was no memory to receive one, and `SpecError` for what does not fit.
-    """
-    for value, feed in zip(values, feeds, strict=True):
-        spec = feed.spec
-        if type(value) is np.ndarray and value.dtype is spec.dtype and value.shape == spec.dims:
-            continue  # as nearly always
-        if not hasattr(value, "dtype"):
-            raise ResourceError(f"{feed.name} ({feed.site}) of {whose} was not received: {value}")
-        if not spec.accepts(value.dtype, value.shape):
-            got = f"{value.dtype}{list(value.shape)}"
-            raise SpecError(f"{feed.name} ({feed.site}) of {whose}: expected {spec}, {got} came")
-    return list(values)
 
 
 def _step_number(run: int, version: int, replica: int, replicas: int) -> int:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowrt.sched.drivers.messages import AskedRows, BeginReplica, NewVersion, Wants
-from flowrt.sched.drivers.way import Way, checked
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.closed import Closed
+    from flowrt.sched.drivers.way import Way
     from flowrt.sched.host.rendezvous import Array
 
 
@@ -63,12 +63,7 @@ class Asking:
             if not at_once:
                 self._name_all()
 
-        try:
-            feeds = checked(batch, self._plan.plan.feeds, f"replica {role.replica} of {role.group!r}")
-        except Exception as error:
-            self._failed(error)
-            return
-        self._way.compute(self._plan, feeds, (number, role.replica, role.replicas), then, self._failed)
+        self._way.compute(self._plan, batch, (number, role.replica, role.replicas), then, self._failed)
         at_once = False
 
     def _name(self, number: int, batch: Sequence[Any]) -> None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.sched.drivers.tasks import sleep_until
-from flowrt.sched.drivers.way import Way, checked
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.closed import Closed
     from flowrt.sched.drivers.messages import BeginReplica
+    from flowrt.sched.drivers.way import Way
     from flowrt.sched.host.rendezvous import Array
 
 
@@ -68,10 +68,9 @@ class Rounds:
     async def _run(self, plan: Closed, values: Sequence[Any], number: int) -> list[Array]:
         """The fetches of a plan. ``number`` counts the replica's local steps: what random ops draw depends on it."""
         role = self._role
-        feeds = checked(values, plan.plan.feeds, f"replica {role.replica} of {role.group!r}")
-        fetches = plan.run_now(feeds, number)
+        fetches = plan.run_now(values, number)
         if fetches is None:
-            return await self._way.run_plan(plan, feeds, (number, role.replica, role.replicas))
+            return await self._way.run_plan(plan, values, (number, role.replica, role.replicas))
         await asyncio.sleep(0)  # many short steps must not keep a newer version from being heard of
         return fetches
 

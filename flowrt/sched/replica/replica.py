@@ -37,7 +37,7 @@ from flowrt.sched.drivers.messages import (
     make_update,
 )
 from flowrt.sched.drivers.pulse import Pulse
-from flowrt.sched.drivers.way import Unread, Way, bundled, checked, unbundled
+from flowrt.sched.drivers.way import Unread, Way, bundled, unbundled
 from flowrt.sched.replica.asking import Asking
 from flowrt.sched.replica.stopwatch import Phase, Stopwatch
 
@@ -58,14 +58,13 @@ class Replica:
         self, role: BeginReplica, tower: Closed, ask: Closed | None, way: Way, rounds: Rounds | None = None
     ) -> None:
         self.role = role
-        self._whose = f"replica {role.replica} of {role.group!r}"
         self._tower = tower
         self.way = way
         self._at = [role.version - 1] * len(role.servers)  # the version of each server's values
         self._values: list[Sequence[Any]] = [()] * len(role.servers)
         self._batches: dict[int, Sequence[Any] | Unread] = {}
         self._came = asyncio.Event()  # one more has come
-        self._given = role.given * role.steps  # batches that have come
+        self._given = self._dropped = role.given * role.steps  # batches that have come, and that are used for good
         self._used = role.given  # the last group of them that was computed with
         self._announced = role.given  # of the groups that have come whole, those that server 0 was told of
         self._spent = role.given  # groups
@@ -79,6 +78,7 @@ class Replica:
         self._pulse = Pulse(lambda: self.task is not None)
         self.watch = Stopwatch(held=self._pulse.held)
         self._posted: Sequence[Update] = ()
+        self._nothing: tuple[tuple[()], ...] = ((),) * len(role.servers)
         self._rounds = rounds
         self._asking = Asking(role, ask, way, self._admit, self._fail_batch) if any(role.wants) else None
         self._reader: Reader | None = None
@@ -144,9 +144,12 @@ class Replica:
             self._given = number
             named = self._asking is not None and not isinstance(values, Unread)
             admit: Any = self._asking.come if named and self._asking is not None else self._admit
+            if self.way.striking is None:
+                admit(number, values)
+                return
             following = max(self.role.version, *self._at, self._on + 1)  # what is computed next
             later = max(0, (number - 1) // self.role.steps - self._used)  # so many versions after that it is used
-            self.way.read(following + later, partial(admit, number, values))
+            self.way.striking.read(following + later, partial(admit, number, values))
 
     def _admit(self, number: int, values: Sequence[Any] | Unread) -> None:
         self._batches[number] = values
@@ -177,29 +180,33 @@ class Replica:
                 self._asking.broken(server, there)
 
     def _take(self, message: NewVersion) -> None:
-        server = message.server
-        self._at[server], self._values[server] = message.version, unbundled(message.values)
+        server, version = message.server, message.version
+        self._at[server], self._values[server] = version, unbundled(message.values)
         if self._asking is not None:
             self._asking.hear(message)
         if server == 0:
             self._spent, self._booked, self._since = message.spent, message.begun, message.since
-            used = (self._spent - self._booked) * self.role.steps
-            for number in [n for n in self._batches if n <= used]:
-                del self._batches[number]
-            if self._reader is not None:
-                self._reader.use(used)
-        whole = self._has_all(message.version)
+            self._drop((self._spent - self._booked) * self.role.steps)
+        whole = self._has_all(version)
         if whole:
             self.watch.arrive()
         if self.role.staleness or not whole:
             self._pass_over(server)
         if self.task is None:
             self._go_on()
-        elif self._on < self._since or message.version - self._on > self.role.staleness:
+        elif self._on < self._since or version - self._on > self.role.staleness:
             if self.role.staleness or not self.watch.spares():
                 self.task.cancel()
             for other in range(len(self._at)) if self.role.staleness else (server,):
                 self._see(other, self._at[other], () if other else self.watch.so_far())
+
+    def _drop(self, used: int) -> None:
+        """Forget the batches that are ``used`` for good."""
+        for number in range(self._dropped + 1, used + 1):
+            self._batches.pop(number, None)
+            self._dropped = number
+        if self._reader is not None:
+            self._reader.use(used)
 
     def _has_all(self, version: int) -> bool:
         """Whether what it has of every server is of that version."""
@@ -238,13 +245,12 @@ class Replica:
     def _go_on(self) -> None:
         """Compute the newest version, if it is there whole, was not computed, and there is a batch for it."""
         version = self._at[0]
+        if self.task is not None or version <= self._done:
+            return
         if self._leaves:
-            if self.task is None and version > self._done:
-                self.rested.set()
+            self.rested.set()
             return
-        if self.task is not None or version <= self._done or not self._has_all(version):
-            return
-        if self._under_way:
+        if self._on >= self._since or not self._has_all(version):  # what was begun last may yet count
             return
         number = self._spent if self._booked else self._spent + 1
         first = (number - 1) * self.role.steps + 1
@@ -301,14 +307,14 @@ class Replica:
         return _read(self._batches[number])
 
     def _compute(self, version: int, batch: Sequence[Any] | Unread) -> None:
-        role, way = self.role, self.way
+        role = self.role
         try:
-            feeds = checked(self._feeds(_read(batch)), self._tower.plan.feeds, self._whose)
+            feeds = self._feeds(_read(batch))
         except Exception as error:
             self._fail(version, error)
             return
         self.watch.start(version)
-        self.task = way.compute(
+        self.task = self.way.compute(
             self._tower,
             feeds,
             (version, role.replica, role.replicas),
@@ -337,32 +343,19 @@ class Replica:
     def _finish(self, version: int, fetches: Sequence[Array], samples: int = 0) -> None:
         """Post the update, each server's parts to it."""
         role = self.role
-        told, made = tuple(map(_plain, fetches[: role.told])), fetches[role.told :]
+        told, made = tuple([_plain(value) for value in fetches[: role.told]]), fetches[role.told :]
         self._done, ready = version, self._announce(self._used)
         times = self.watch.post(at_once=self.task is None)
-        wants = [()] * len(role.servers) if self._asking is None else self._asking.with_update()
-        self._posted = []
-        for server in range(len(role.servers)):
-            finite = all(map(made.__getitem__, role.finite[server]))
-            parts = list(map(made.__getitem__, role.parts[server])) if finite else []
-            square = square_of(parts, role.measured[server]) if role.measured else nan
-            mine = ((), b"") if server else (told, times)
-            self._posted.append(
-                make_update(
-                    role.run,
-                    version,
-                    role.replica,
-                    ready,
-                    bundled(parts) if finite else (),
-                    mine[0],
-                    wants[server],
-                    mine[1],
-                    finite,
-                    samples,
-                    square,
-                )
-            )
-        for server, update in enumerate(self._posted):
+        wants = self._nothing if self._asking is None else self._asking.with_update()
+        self._posted = posted = list[Update]()
+        for places, checks, wanted in zip(role.parts, role.finite, wants, strict=True):
+            finite = all(map(made.__getitem__, checks))
+            parts = [made[place] for place in places] if finite else []
+            square = square_of(parts, role.measured[len(posted)]) if role.measured else nan
+            own = (role.run, version, role.replica, ready, bundled(parts))
+            posted.append(make_update(*own, told, wanted, times, finite, samples, square))
+            told, times = (), b""  # which are for server 0
+        for server, update in enumerate(posted):
             self.way.post(role.servers[server], update)
             if self._at[server] > version:  # told meanwhile
                 self._see(server, self._at[server], waits=False)

@@ -22,7 +22,7 @@ from flowrt.base.errors import FlowrtError, InternalError, RemoteError, StepCanc
 from flowrt.base.spec import Spec
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.closed import Closed
-from flowrt.sched.drivers.following import ABOUT_FOLLOWING, POSTED_TO_FOLLOW, Follow
+from flowrt.sched.drivers.following import ABOUT_FOLLOWING, Follow
 from flowrt.sched.drivers.inquiries import Hash, Look, Settle
 from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS, Keeping
 from flowrt.sched.drivers.messages import (
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 Plans: TypeAlias = "Callable[[int], Executor]"
 _log = logging.getLogger(__name__)
 _STEPS = Spec("int64", ())
-_TO_SERVERS = frozenset({Update, Seen, Wants, ApplyOrder, Allow, Lost, Ready, Held, Applied, Failed})
+_TO_SERVERS = frozenset({Update, Seen, Wants, ApplyOrder, Allow, Lost, Ready, Held, Applied, Failed, Probe})
 _TO_REPLICAS = frozenset({NewVersion, AskedRows, Batch, Draw, Probe})
 SETTLE_SECONDS = 5.0  # how long the end of a run waits for servers to apply what they were ordered to
 REST_SECONDS = 2.0  # how long who comes waits for what was ordered for those who are away
@@ -112,18 +112,18 @@ class Iterations:
 
     def _hear(self, peer: str, message: Any) -> None:
         kind = type(message)
-        if kind in POSTED_TO_FOLLOW:
-            self._followings.hear(peer, message)
-            return
-        driver: Server | Replica | None = None
-        if kind in _TO_SERVERS or (kind is Probe and message.replica < 0):
-            driver = self._servers.get(message.run)
-        elif kind in _TO_REPLICAS:
-            driver = self._replicas.get((message.run, message.replica))
+        if kind in _TO_REPLICAS and message.replica >= 0:
+            driver: Server | Replica | None = self._replicas.get((message.run, message.replica))
+        elif kind in _TO_SERVERS:
+            driver = server = self._servers.get(message.run)
+            if kind is Seen and (server is None or server.over):
+                self._send(peer, "", Ended(message.run, -1, whole=False))  # a client that was gone has it begun late
         elif kind is Ended:
             self._end(message.run, message.whole)
-        if kind is Seen and not (isinstance(driver, Server) and not driver.over):
-            self._send(peer, "", Ended(message.run, -1, whole=False))  # a client that was gone then has it begun late
+            return
+        else:
+            self._followings.hear(peer, message)
+            return
         if driver is None:
             return
         try:
@@ -291,11 +291,12 @@ class Iterations:
         if before is not None:
             before.close()
         way = self._way(asked, epoch, asked.replica, asked.replicas)
+        whose = f"replica {asked.replica} of {asked.group!r}"
 
         def closed(plan: int) -> Closed | None:
-            return None if plan < 0 else Closed(plans(plan), asked.seed)
+            return None if plan < 0 else Closed(plans(plan), asked.seed, whose)
 
-        tower, load, differ = Closed(plans(asked.plan), asked.seed), closed(asked.load), closed(asked.differ)
+        tower, load, differ = Closed(plans(asked.plan), asked.seed, whose), closed(asked.load), closed(asked.differ)
         rounds = None
         if load is not None and differ is not None:
             rounds = Rounds(asked, tower, closed(asked.start), load, differ, way)

@@ -19,8 +19,9 @@ import numpy as np
 from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
 from flowrt.checkpoints.shards import bytes_of
+from flowrt.sched.drivers.closed import checked
 from flowrt.sched.drivers.following import Follow, Had, Passed
-from flowrt.sched.drivers.way import checked, unbundled
+from flowrt.sched.drivers.way import unbundled
 from flowrt.sched.host.lanes import Lanes
 from flowrt.sched.host.segments import LARGE
 from flowrt.sched.host.spares import touched

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flowrt.sched.drivers.closed import checked
 from flowrt.sched.drivers.messages import AskedRows, BeginServer, Update, Wants
-from flowrt.sched.drivers.way import Way, checked
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.closed import Closed
+    from flowrt.sched.drivers.way import Way
     from flowrt.sched.host.rendezvous import Array
 
 KEPT = 4096  # batches of a replica whose rows were named: more than a client hands out ahead

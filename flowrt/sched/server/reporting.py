@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,7 @@ _CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 _ROW, _TIMES = struct.Struct("=4d40s2d"), struct.Struct("=5d")  # of `Report.times`, and what a stopwatch says in it
 
 
-@dataclass(slots=True)
-class _Came:
+class _Came(NamedTuple):
     """What came with an update, computed from ``version``: what it ``told``, when, and of how many samples it is."""
 
     version: int
@@ -49,7 +47,7 @@ class Reporting:
         """An update has come; its replica was ``told`` its version then, and one from ``oldest`` on may count."""
         replica, version = update.replica, update.version
         known = self._came.get(replica)
-        if (known is None or version > known.version) and version >= oldest:
+        if version >= oldest and (known is None or version > known.version):
             self._came[replica] = _Came(version, update.told, now, update.samples)
         self._heard[replica] = replica, version, told, 0.0, update.times, now
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, InternalError, name_error
 from flowrt.base.valueclass import replace
+from flowrt.sched.drivers.closed import checked
 from flowrt.sched.drivers.messages import (
     Allow,
     Applied,
@@ -36,7 +37,7 @@ from flowrt.sched.drivers.messages import (
     make_applied,
     make_version,
 )
-from flowrt.sched.drivers.way import Way, bundled, checked, unbundled
+from flowrt.sched.drivers.way import Way, bundled, unbundled
 from flowrt.sched.server.combining import Combiner
 from flowrt.sched.server.coordination import Coordination
 from flowrt.sched.server.gathering import Gathering
@@ -259,29 +260,30 @@ class Server:
         when = told.acknowledge(version)
         if self.coordination is not None:
             self.coordination.came(update, when)
-        self._look(update)
+        try:
+            verdict = self._keep(update)
+        except InternalError:
+            raise
+        except Exception as error:
+            self._fail(version, replica, error)
+            return
+        if verdict is not Verdict.LATE and not self.over:
+            self._say_held(replica, version, verdict is not Verdict.REFUSED)
+        if told.newest < self._at:
+            self._tell(replica)
 
-    def _look(self, update: Update) -> None:
-        """Keep an update, if its numbers are finite and it is what the variables are moved by."""
+    def _keep(self, update: Update) -> Verdict:
+        """Keep an update, if its numbers are finite and it is what the variables are moved by, which raises if not."""
         version, replica, finite, shard = update.version, update.replica, update.finite, self._shard
         if not shard.expects(version, replica):
             self._shard, verdict = shard.known(version, replica)
-        elif not finite:
-            self._shard, verdict = shard.keep(version, replica, (), finite)
-        else:
-            try:
-                parts = unbundled(update.parts)
-                checked([parts[part] for part in self._expected], self._expected.values(), self._whose[replica])
-            except Exception as error:
-                self._fail(version, replica, error)
-                return
-            self._shard, verdict = shard.keep(version, replica, tuple(parts), finite)
-        if verdict is Verdict.HELD:
-            self._squares[replica] = update.square
-        if verdict is not Verdict.LATE and not self.over:
-            self._say_held(replica, version, verdict is not Verdict.REFUSED)
-        if self._told[replica].newest < self._at:
-            self._tell(replica)
+            return verdict
+        parts = unbundled(update.parts)
+        if finite:
+            checked([parts[part] for part in self._expected], self._expected.values(), self._whose[replica])
+        self._squares[replica] = update.square
+        self._shard, verdict = shard.keep(version, replica, tuple(parts), finite)
+        return verdict
 
     def _say_held(self, replica: int, version: int, finite: bool) -> None:
         role, square = self.role, self._squares[replica] if finite else nan
@@ -417,19 +419,19 @@ class Server:
 
     def _tell(self, replica: int) -> None:
         """Tell a replica of the newest version, if it is to know of it, and of what it was told enough has arrived."""
-        told, role = self._told[replica], self.role
-        if not told.listens or told.lost or told.newest >= self._at or len(told.waiting) >= AHEAD:
+        told, role, at = self._told[replica], self.role, self._at
+        if not told.listens or told.lost or told.newest >= at or len(told.waiting) >= AHEAD:
             return
         if self._gathering is not None and not self._may_gather:
             return  # it is told the next one
-        too_old = self._at - told.newest > role.staleness  # what it does, if it does anything
-        if not (too_old or told.asks or (not told.waiting and not self._is_under_way(replica))):
+        may_count = at - told.newest <= role.staleness  # what it does, if it does anything
+        if may_count and not told.asks and (told.waiting or self._is_under_way(replica)):
             return
-        told.newest, told.asks = self._at, False
-        told.waiting[self._at] = self.way.clock()
+        told.newest, told.asks = at, False
+        told.waiting[at] = self.way.clock()
         booked = (0, False, 0) if self.coordination is None else self.coordination.booked(replica)
-        number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, self._at)
-        told_now = make_version(role.run, self._at, role.server, replica, *booked, self._values, number, rows)
+        number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, at)
+        told_now = make_version(role.run, at, role.server, replica, *booked, self._values, number, rows)
         self.way.post(role.replicas[replica], told_now)
 
     def _is_under_way(self, replica: int) -> bool:
