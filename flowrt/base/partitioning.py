@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
@@ -54,8 +56,10 @@ class Partition:
 def row_bounds(partition: int | Sequence[int], rows: int) -> tuple[int, ...]:
     """The bounds of a table's ``rows``: of as many parts as ``partition`` says, alike but for one row; or as it says.
 
-    Raises `SpecError` where they make no sense.
+    Integers may be NumPy's. Raises `SpecError` where they make no sense.
     """
+    if isinstance(partition, (np.ndarray, np.generic)):
+        partition = partition.tolist()
     if isinstance(partition, bool) or not isinstance(partition, (int, tuple, list)):
         raise SpecError(
             f"partition is a number of parts, or the bounds of their rows such as (0, {rows // 2}, {rows}), not "
@@ -65,7 +69,7 @@ def row_bounds(partition: int | Sequence[int], rows: int) -> tuple[int, ...]:
         if not 1 <= partition <= rows:
             raise SpecError(f"{rows} rows cannot be split into {partition} parts; ask for 1 to {rows}")
         return tuple(rows * part // partition for part in range(partition + 1))
-    bounds = tuple(partition)
+    bounds = tuple([bound.item() if isinstance(bound, np.integer) else bound for bound in partition])
     whole = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds)
     if not whole or len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != rows:
         raise SpecError(f"the bounds of {rows} rows are integers from 0 to {rows}, got partition={partition!r}")

@@ -481,7 +481,9 @@ class _NotWhole(CheckpointError):
 
 def _store(url: str | os.PathLike[str]) -> Store:
     """Where checkpoints are kept; a folder by its whole path, since nodes work in other folders."""
-    text = os.fspath(url)
+    text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
+    if not text:  # as of an environment that has not the variable
+        raise GraphError(f"{user_site()}: Checkpoints: expected the path of a folder, or a URL, got {url!r}")
     try:
         return store_at(text if "://" in text else os.path.abspath(text))
     except (ImportError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import flowrt as fr
@@ -16,6 +17,9 @@ from flowrt.base.partitioning import Partition, row_bounds
         (3, 3, (0, 1, 2, 3)),
         ((0, 1, 7), 7, (0, 1, 7)),
         ([0, 4], 4, (0, 4)),
+        (np.int64(2), 5, (0, 2, 5)),
+        (np.array([0, 1, 7]), 7, (0, 1, 7)),
+        ((0, np.int32(1), 7), 7, (0, 1, 7)),
     ],
 )
 def test_rows_are_split_evenly_or_as_the_program_says(partition: object, rows: int, bounds: tuple[int, ...]) -> None:
@@ -29,6 +33,8 @@ def test_rows_are_split_evenly_or_as_the_program_says(partition: object, rows: i
         (0, "ask for 1 to 5"),
         (True, "number of parts"),
         (2.0, "number of parts"),
+        (np.True_, "number of parts"),
+        (np.float32(2), "number of parts"),
         ((0, 3), "integers from 0 to 5"),
         ((1, 5), "integers from 0 to 5"),
         ((5,), "integers from 0 to 5"),

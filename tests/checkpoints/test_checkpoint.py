@@ -565,6 +565,9 @@ async def test_a_save_that_is_cancelled_leaves_no_half(tmp_path: Path) -> None:
 async def test_a_place_that_nobody_knows_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(fr.GraphError, match="nowhere"):
         Checkpoints("nowhere://bucket/a")
+    for nothing in ("", None):
+        with pytest.raises(fr.GraphError, match="expected the path of a folder"):
+            Checkpoints(nothing)  # type: ignore[arg-type]
     assert Checkpoints(f"file://{tmp_path}/a%20b").path == tmp_path / "a b"
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="is not a folder"):
