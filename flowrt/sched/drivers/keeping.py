@@ -251,7 +251,7 @@ class Keeping:
             kept = self._kept[asked.save] = _Kept(epoch, values, waited)
         finally:
             variables.release(names, NOTHING)
-        if asked.beside and not scarce:
+        if asked.beside and not scarce and host.spares.has_any:
             self._tasks.start(self._copied_ahead(kept))
         return tuple((server.role.group, server.version) for server in servers())
 

@@ -76,6 +76,11 @@ class Spares:
             self._begun.pop(name, None)
 
     @property
+    def has_any(self) -> bool:
+        """Whether memory lies ready for any variable."""
+        return bool(self._ready)
+
+    @property
     def idle_bytes(self) -> int:
         """Nothing: what lies ready is about to be used, and gives way to nobody but who finds no memory."""
         return 0
