@@ -8,10 +8,13 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import numpy as np
 import pytest
+from bucket_world import bucket_served
 from places import PYTHONPATH, ROOT
 
 import flowrt as fr
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 KILLS = int(os.environ.get("FLOWRT_KILLS", "0"))  # more than the suite has time for
 SEED = os.environ.get("FLOWRT_SEED")  # of a run to repeat
+ASKED_FOR = pytest.mark.skipif(not KILLS, reason="FLOWRT_KILLS asks for what takes long")
 
 CLIENTS = """
     import asyncio, os, random, signal, sys, time
@@ -149,6 +153,65 @@ async def test_a_server_killed_at_any_moment_of_a_save_loses_nothing_that_was_ac
                 assert (value == step).all()
             assert not [name for name in os.listdir(tmp_path) if not name.startswith(("save-", ".lock"))]
     print("acknowledged", acknowledged, "failed", failed)
+
+
+UPLOADER = """
+    import asyncio, sys
+    from contextlib import AsyncExitStack, nullcontext
+    import numpy as np
+    import flowrt as fr
+
+    async def train(url, servers, saves):
+        with fr.Graph() as graph:
+            made = []
+            for number, size in enumerate((3, 400_000)):
+                with fr.device(f"/job:ps/task:{number}") if servers else nullcontext():
+                    made.append(fr.Variable(np.zeros(size), name=f"v{size}"))
+            bump = fr.group(*(v.assign_add(fr.ones(v.shape, "float64")) for v in made))
+        checkpoints = fr.Checkpoints(url, keep=2)
+        async with AsyncExitStack() as stack:
+            cluster = await stack.enter_async_context(fr.LocalCluster(ps=servers)) if servers else None
+            session = await stack.enter_async_context(fr.Session(graph, cluster=cluster, checkpoints=checkpoints))
+            assert not checkpoints.refused, checkpoints.refused
+            assert all([(value == checkpoints.step).all() for value in await session.run(made)])
+            print(checkpoints.step, flush=True)
+            while saves:
+                await session.run(bump)
+                print(await session.save(), flush=True)
+                saves -= 1
+
+    asyncio.run(train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+"""
+
+
+@pytest.mark.timeout(120 + 10 * KILLS)
+@pytest.mark.parametrize("servers", [0, pytest.param(2, marks=ASKED_FOR)])
+def test_a_client_killed_while_a_bucket_is_saved_to_loses_nothing_that_was_acknowledged(servers: int) -> None:
+    rng = random.Random(chosen())
+    text = "\n".join(line[4:] for line in UPLOADER.splitlines())
+
+    def begin(url: str, saves: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", text, url, str(servers), str(saves)]
+        env = {**os.environ, "PYTHONPATH": PYTHONPATH}
+        return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+
+    with bucket_served() as url:
+        acknowledged = 0
+        for _ in range(KILLS or 1):
+            with begin(f"{url}/run", -1) as client:
+                assert client.stdout is not None
+                told = [int(client.stdout.readline()) for _ in range(2)]  # what it found, and saved first
+                assert told[0] >= acknowledged
+                time.sleep(rng.random() * 0.25)  # the moment is what is tried here
+                client.kill()
+                told += [int(line) for line in client.stdout if line.endswith("\n")]
+                acknowledged = told[-1]
+        with begin(f"{url}/run", 1) as client:
+            assert client.stdout is not None
+            found, saved = map(int, client.stdout)
+        assert saved == found + 1 > acknowledged
+        folders = {name.split("/")[2] for name in fsspec.filesystem("s3").find("bucket/run", refresh=True)}
+        assert len(folders) == 2
 
 
 FULL = """

@@ -11,6 +11,7 @@ import fsspec
 import numpy as np
 import pytest
 import safetensors.numpy
+from bucket_world import bucket_served
 
 import flowrt as fr
 from flowrt.base.errors import CheckpointError
@@ -29,40 +30,8 @@ HOUR = 3600.0
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """A bucket of a server of our own, which sessions here and the nodes that they start find by the environment."""
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        stdin=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdout is not None
-    assert server.stdin is not None
-    settings = {"AWS_ACCESS_KEY_ID": "us", "AWS_SECRET_ACCESS_KEY": "us", "AWS_DEFAULT_REGION": "us-east-1"}
-    try:
-        settings["AWS_ENDPOINT_URL"] = server.stdout.readline().strip()
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in settings.items():
-                patch.setenv(name, value)
-            fsspec.filesystem("s3").mkdir("bucket")
-            yield "s3://bucket"
-    finally:
-        server.kill()
-        server.wait()
-        server.stdin.close()
-        server.stdout.close()
-
-
-SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-
-server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-server.start()
-print("http://%s:%d" % server.get_host_and_port(), flush=True)
-sys.stdin.read()
-"""
+    with bucket_served() as url:
+        yield url
 
 
 def model() -> Any:
