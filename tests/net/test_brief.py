@@ -13,7 +13,7 @@ import pytest
 
 from flowrt.base.codec import FRAME, Limits
 from flowrt.base.errors import BrokenStream
-from flowrt.net import briefly
+from flowrt.net import brief, briefly
 from flowrt.net.brief import BEGINS
 from flowrt.net.frames import FrameReader, NoRoom, allocate_array, frame
 from flowrt.net.messages import from_data, to_data
@@ -200,6 +200,32 @@ def test_a_header_is_held_to_the_limits() -> None:
     for limits in (Limits(arrays=4), Limits(header=40), Limits(array_bytes=100), Limits(rank=1)):
         with pytest.raises(BrokenStream):
             read([whole], limits)
+
+
+def test_what_is_written_is_held_to_the_limits_to_the_byte() -> None:
+    both = [SMALL, np.zeros(3, np.int8)]
+    assert brief.frame(b"", both, Limits(array_bytes=27)) is not None
+    assert brief.frame(b"", both, Limits(array_bytes=26)) is None
+    assert brief.frame(b"", both, Limits(arrays=2)) is not None
+    assert brief.frame(b"", both, Limits(arrays=1)) is None
+
+
+def test_memory_is_asked_for_where_it_is_counted_and_not_for_a_few_numbers() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def allocate(dtype: Any, shape: tuple[int, ...]) -> Any:
+        asked.append(shape)
+        return np.empty(shape, dtype)
+
+    pieces = brief.frame(b"head", [SMALL, np.arange(600.0)])
+    assert pieces is not None
+    whole = b"".join(pieces)[4:]
+    length = len(whole) - SMALL.nbytes - 4800
+    found = brief.decode_whole(memoryview(whole), length, allocate)
+    assert found is not None
+    assert found[1] == len(whole)
+    assert same(found[0].arrays, (SMALL, np.arange(600.0)))
+    assert asked == [(600,)]
 
 
 @pytest.mark.parametrize("header", [b"\xc1", struct.pack("<BHH", BEGINS, 5, 0), struct.pack("<BHH", BEGINS, 0, 1)])

@@ -174,6 +174,25 @@ def test_who_fails_too_often_is_not_heard_for_a_while() -> None:
     for address in "bcdef":
         failures.note(address, 20.0)
     assert len(failures) == 2
+    for address in "bcdef":
+        for now in (31.0, 32.0, 33.0):
+            failures.note(address, now)
+    assert [address for address in "abcdefg" if failures.refuses(address, 34.0)] == ["e", "f"]
+
+
+def test_failures_of_long_ago_do_not_count_with_those_of_now() -> None:
+    failures = Failures(most=2, seconds=10.0)
+    for now in (0.0, 10.0):
+        failures.note("a", now)
+    assert not failures.refuses("a", 10.0)
+    failures.note("a", 11.0)
+    assert failures.refuses("a", 19.0)
+    assert not Failures(most=1).refuses("a", 0.0)
+
+
+@pytest.mark.parametrize(("nonce", "seal"), [("ab" * NONCE, ""), ("", "ab" * NONCE), ("AB" * NONCE, "ab" * NONCE)])
+def test_who_begins_without_a_nonce_or_without_a_seal_does_not_begin(nonce: str, seal: str) -> None:
+    assert Opening.read({"flowrt-nonce": nonce, "flowrt-seal": seal}) is None
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,12 @@ TESTS = {
         for name in ("policy", "asking", "travel", "all_of", "first_of", "deadline")
     },
     "sched/versions/opening": ("test_opening",),
+    "sched/versions/handing": ("test_handing",),
+    "sched/versions/steady": ("test_steady",),
+    "sched/versions/retelling": ("test_retelling",),
+    "sched/versions/batched": ("test_simulation",),
+    "sched/versions/ledger": PROTOCOL,
+    "sched/footprint": ("test_footprint",),
     "sched/policies/asynchronous": ("test_staleness",),
     "sched/policies/bounded_staleness": ("test_staleness",),
     "sched/policies/local_steps": ("test_local_policy",),
@@ -67,6 +73,10 @@ TESTS = {
     "net/frames": ("test_frames",),
     "net/liveness": ("test_liveness",),
     "net/messages": ("test_messages",),
+    "net/brief": ("test_brief",),
+    "net/handshake": ("test_handshake",),
+    "net/heads": ("test_handshake",),
+    "net/failures": ("test_handshake",),
 }
 SECONDS = 30  # of one mutant's tests, and more than they ever take
 

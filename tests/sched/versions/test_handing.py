@@ -25,6 +25,13 @@ def test_replicas_have_batches_in_turn_each_so_many_beyond_what_it_has_spent() -
     assert handing.open == [0, 2, 3, 4]
 
 
+def test_a_turn_begins_with_whoever_follows_the_one_that_was_served_last() -> None:
+    handing = Handing(3, 1)
+    assert [handing.next(), handing.next()] == [(0, 1, 0), (1, 1, 1)]
+    handing.spend(0, 1)
+    assert [handing.next(), handing.next()] == [(2, 1, 2), (0, 2, 3)]
+
+
 def test_what_a_lost_replica_had_not_spent_comes_back_once_that_is_known_and_goes_before_new_ones() -> None:
     handing = Handing(2, 3)
     all_of(handing)

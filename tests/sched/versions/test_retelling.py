@@ -45,3 +45,18 @@ def test_nobody_is_handed_a_batch_while_a_version_is_open_that_it_is_not_in(seed
             handing.spend(replica, handing.spent[replica] + 1)
     assert handing.over
     assert handing.new == identity
+
+
+def test_a_replica_has_as_many_batches_as_it_may_in_its_order_and_versions_end_by_their_receipts() -> None:
+    handing = Retelling(2, 2, [{0: (5,), 1: (6,)}, {0: (7,)}, {0: (8,), 1: (9,)}])
+    assert handing.identity == 5
+    assert list(iter(handing.next, None)) == [(0, 1, 5), (0, 2, 7), (1, 1, 6)]
+    assert handing.identity is None
+    assert handing.spend(0, 1) == [5]
+    assert list(iter(handing.next, None)) == [(0, 3, 8)]
+    assert handing.spend(1, 1) == [6]
+    assert handing.next() is None, "the second version is open, and replica 1 is not in it"
+    assert handing.spend(0, 2) == [7]
+    assert handing.next() == (1, 2, 9)
+    assert handing.over
+    assert [handing.spend(0, 3), handing.spend(1, 2), handing.spend(1, 2)] == [[8], [9], []]
