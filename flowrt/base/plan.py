@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +20,7 @@ from flowrt.base.valueclass import valueclass
 
 DEEPEST = 16  # bodies inside bodies
 LONG = 1 << 10  # inputs of a node that travel as one array, as a part has room for a bounded number of values
+_FEW, _MADE = 4, 1 << 12  # so many outputs of a node are made once for all that have the like, of so many kinds
 
 # what reading a plan out of data that is none trips over
 _NO_PLAN = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, SpecError)
@@ -256,12 +258,24 @@ def _node_from_data(data: Any, body: Callable[[Any], Plan]) -> PlanNode:
         str(data["op"]),
         str(data["name"]),
         tuple(int(v) for v in data["inputs"]),
-        tuple(spec_from_data(s) for s in data["outputs"]),
+        _outputs_from_data(data["outputs"]),
         attrs_from_data(data["attrs"], body),
         tuple(int(c) for c in data["control"]),
         str(data["device"]),
         str(data["site"]),
     )
+
+
+def _outputs_from_data(data: Any) -> tuple[Spec, ...]:
+    told = tuple([(each["dtype"], each["shape"], each["value"]) for each in data])
+    return _outputs(told) if len(told) <= _FEW else tuple([Spec(*each) for each in told])
+
+
+@lru_cache(_MADE)
+def _outputs(told: tuple[tuple[Any, Any, Any], ...]) -> tuple[Spec, ...]:
+    """The outputs of all nodes that are alike in them: most of a large plan's nodes are, and the collector looks at
+    every object that there is."""
+    return tuple([Spec(*each) for each in told])
 
 
 def _check_order(feeds: Sequence[PlanFeed], nodes: Sequence[PlanNode], fetches: Sequence[int]) -> None:

@@ -203,3 +203,13 @@ async def test_of_a_plan_that_is_refused_or_dismantled_nothing_is_left(monkeypat
         assert values.pop()() is None
     finally:
         await host.aclose()
+
+
+def test_nodes_with_outputs_alike_share_them_once_a_plan_is_read() -> None:
+    """Each tuple and spec of its own is one more that every full collection looks at."""
+    specs = [Spec("float32", (4, None)), Spec("int64", (), 3), Spec("float32", None)]
+    nodes = [PlanNode("tanh", f"n{k}", (), (specs[k % 3],) * (k % 7)) for k in range(60)]
+    read = plan_from_parts(iter(list(plan_to_parts(Plan("/job:local/task:0", tuple(nodes))))))
+    assert [node.outputs for node in read.nodes] == [node.outputs for node in nodes]
+    few = [node.outputs for node in read.nodes if len(node.outputs) in (1, 2, 3, 4)]
+    assert len(set(map(id, few))) == len(set(few)) == 12
