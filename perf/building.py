@@ -75,6 +75,7 @@ class Side:
     size: int = 0
     first: float = 0.0
     growth: float = 0.0
+    gave_up: int = 0  # the size that took too long
 
     def expected(self, size: int) -> float:
         """The seconds that it will take for ``size``, going by what it took so far."""
@@ -100,18 +101,22 @@ def rows(
     """A row for each size and side, as (its first cell, itself)."""
     sides = [Side(name) for name in names]
     for size in sizes:
-        tried = [side.name for side in sides if side.expected(size) <= patience]
+        tried = [side.name for side in sides if not side.gave_up and side.expected(size) <= patience]
         found = rounds_of(tried, program, size, rounds, patience)
-        for side in list(sides):
+        for side in sides:
             times = found.get(side.name, [])
             what = f"{program} of {size:,}, {side.name}"
             if len(times) == rounds:
                 yield what, f"| {what} | {side.line(size, times, found.get('flowrt', ()))}"
-            else:
+                continue
+            if side.name in tried:
                 told = f"more than {patience:.0f} s, or than there is memory for"
-                told = told if side.name in tried else f"left out: {side.expected(size):.0f} s are expected"
-                yield what, f"| {what} | - | {told} | - | - | - |"
-                sides.remove(side)
+            elif side.gave_up:
+                told = f"left out: {side.gave_up:,} took too long"
+            else:
+                told = f"left out: {side.expected(size):.0f} s are expected"
+            side.gave_up = side.gave_up or size
+            yield what, f"| {what} | - | {told} | - | - | - |"
 
 
 def main() -> None:
