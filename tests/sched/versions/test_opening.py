@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
-from flowrt.sched.versions.opening import Apply, End, Go, Left, Refuse, Said, decide
+from flowrt.sched.versions.opening import Apply, End, Go, Going, Left, Refuse, Said, decide
 
 HERE, BACK, NONE = Left(7, 57, frozenset({(0, 57), (1, 57), (2, 57)})), Left(7, 58), None
 ORDER = replace(HERE, order=(57, (0, 2)))
@@ -93,3 +93,37 @@ def test_an_update_that_went_only_partly_into_the_variables_is_not_trained_on() 
         f"trainer 'digits': an update could not be applied whole on ps:1, ps:2; {FIX}"
     )
     assert opening((50, ORDER), (50, broke)) == Go(50)
+
+
+def test_a_detached_run_is_attached_to_by_its_session_and_others_are_told_of_it() -> None:
+    alone = replace(HERE, ended=False, client="host:1", detached="me")
+    said = [Said("ps:0", 57, alone), Said("ps:1", 57, replace(HERE, ended=False))]
+    assert decide("trainer", said, "me") == Going(7)
+    for name in ("", "another"):
+        refused = decide("trainer", said, name)
+        assert isinstance(refused, Refuse)
+        assert "attach to it from a session named 'me'" in refused.text
+    attended = decide("trainer", [Said("ps:0", 57, replace(alone, detached=""))], "me")
+    assert isinstance(attended, Refuse)
+    assert "one client at a time" in attended.text
+    assert opening((57, HERE), (57, replace(alone, server=1))) == End(7, 1), "what others say of clients does not count"
+
+
+@dataclass(frozen=True)
+class Told:
+    version: int
+
+
+def test_what_was_reported_to_nobody_goes_with_the_run_that_follows() -> None:
+    told = {version: Told(version) for version in range(52, 58)}
+    first = replace(HERE, unseen=(told[55], told[56]))
+    assert opening((57, first), (57, HERE)) == Go(57, (told[55], told[56]))
+    assert opening((50, first), (50, HERE)) == Go(50), "a checkpoint was restored since"
+
+
+def test_where_server_0_is_lost_the_others_say_what_was_reported_to_nobody() -> None:
+    told = {version: Told(version) for version in range(52, 58)}
+    one = replace(HERE, server=1, unseen=(told[56], told[55]))
+    two = replace(HERE, server=2, unseen=(told[57], told[56], told[54]))
+    before = replace(HERE, server=3, run=6, unseen=(told[52],))
+    assert opening((57, one), (57, two), (57, before), (57, NONE)) == Go(57, (told[54], told[55], told[56]))

@@ -28,6 +28,11 @@ class Both:
         self.usual = 0  # versions that went as usual
 
     def look(self) -> Coordinator:
+        one = self.one
+        for replica in range(REPLICAS):
+            booked = one.spent[replica], one.begun(replica) > 0, one.oldest(replica)
+            assert self.steady.booked(replica) == booked
+            assert self.steady.oldest(replica) == booked[2]
         found = self.steady.told()
         assert found == self.one
         return found
