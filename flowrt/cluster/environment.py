@@ -18,9 +18,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import valueclass
-from flowrt.cluster.hosts import expand_counts, expand_hosts
+from flowrt.cluster.hosts import MOST, expand_counts, expand_hosts
 
 JOBS = "ps=1,worker"
+MOST_JOBS = 2**32 - 1  # of Slurm, which has such numbers where clusters are federated
 PORT = 7001  # of the first rank on each host where nothing says otherwise
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SLURM = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID")
@@ -78,7 +79,7 @@ def find(environ: Environ, jobs: str | None = None) -> Found:
 
 def _own(environ: Environ) -> Found:
     cluster: Any = environ["FLOWRT_CLUSTER"]
-    if cluster.startswith("{"):
+    if cluster.startswith(("{", "[")):
         cluster = _json("FLOWRT_CLUSTER", cluster)
     job, number = environ.get("FLOWRT_JOB"), _count(environ, "FLOWRT_TASK")
     if (job is None) != (number is None):
@@ -103,7 +104,7 @@ def _tensorflow(text: str) -> Found:
 def _json(name: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GraphError(f"{name} is not JSON: {error}; it begins {text[:40]!r}") from error
 
 
@@ -159,7 +160,7 @@ def _slurm(environ: Environ, jobs: str) -> Found:
     if len({*hosts}) != len(hosts):
         raise GraphError(f"{name} names a host twice: {environ[name]}")
     ranks = _spread(hosts, _slurm_counts(environ, hosts, name), environ.get("SLURM_DISTRIBUTION", "block"))
-    job = _count(environ, "SLURM_JOB_ID") or 0
+    job = _count(environ, "SLURM_JOB_ID", MOST_JOBS) or 0
     port = _port(environ, 10_000 + 64 * (job % 312))  # so that two jobs may share hosts
     return _by_rank(ranks, port, jobs, _count(environ, "SLURM_PROCID"), "SLURM_PROCID", said)
 
@@ -261,10 +262,10 @@ def _expanded(name: str, text: str, expand: Callable[[str], list[T]]) -> list[T]
         raise GraphError(f"{name}: {error}") from error
 
 
-def _count(environ: Environ, name: str) -> int | None:
+def _count(environ: Environ, name: str, most: int = MOST) -> int | None:
     text = environ.get(name)
-    if text is not None and not re.fullmatch(r"\d{1,9}", text):
-        raise GraphError(f"{name}={text} is not a number from 0 up")
+    if text is not None and not (re.fullmatch(r"\d{1,18}", text) and int(text) <= most):
+        raise GraphError(f"{name}={text} is not a number from 0 to {most}")
     return None if text is None else int(text)
 
 

@@ -70,6 +70,12 @@ def tf_config(**task: Any) -> dict[str, str]:
             id="slurm's batch script",
         ),
         pytest.param(
+            {"SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_ID": "4294901761"},
+            {"ps": ["n1:25424"], "worker": ["n1:25425"]},
+            "/job:ps/task:0",
+            id="slurm's federated clusters",
+        ),
+        pytest.param(
             {"FLOWRT_CLUSTER": '{"worker": ["digits-worker-0-[0-1].digits:7000", "[::1]:70"]}'}
             | {"FLOWRT_JOB": "worker", "FLOWRT_TASK": "2", "SLURM_NTASKS": "9"},
             {"worker": ["digits-worker-0-0.digits:7000", "digits-worker-0-1.digits:7000", "[::1]:70"]},
@@ -102,6 +108,10 @@ def test_jobs_of_ranks_may_be_an_argument() -> None:
     [
         ({}, "no cluster is named in the environment; set FLOWRT_CLUSTER to a cluster file"),
         ({"FLOWRT_CLUSTER": "{"}, "FLOWRT_CLUSTER is not JSON"),
+        ({"FLOWRT_CLUSTER": '{"ps":' * 3000}, "FLOWRT_CLUSTER is not JSON: maximum recursion depth"),
+        ({"FLOWRT_CLUSTER": '["a:1"]'}, "FLOWRT_CLUSTER: a cluster is jobs with the addresses of their tasks"),
+        (TORCHRUN | {"WORLD_SIZE": "999999999"}, "WORLD_SIZE=999999999 is not a number from 0 to 65536"),
+        (SLURM | {"SLURM_NTASKS": "999999999"}, "SLURM_NTASKS=999999999 is not a number from 0 to 65536"),
         ({"FLOWRT_CLUSTER": "nowhere.toml"}, "FLOWRT_CLUSTER: cannot read the cluster file nowhere.toml"),
         ({"FLOWRT_CLUSTER": '{"ps": ["a:1"]}', "FLOWRT_JOB": "ps"}, "FLOWRT_JOB is set and FLOWRT_TASK is not; set bo"),
         ({"FLOWRT_CLUSTER": '{"ps": ["a:1"]}', "FLOWRT_JOB": "ps", "FLOWRT_TASK": "one"}, "FLOWRT_TASK=one is not a n"),
