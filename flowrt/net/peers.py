@@ -113,7 +113,7 @@ class Peers:
         absent = {t: error for t, error in (absent | await self._meet_joined()).items() if t not in self._peers}
         present = {_job(task) for task in self._addresses if task not in absent}
         for task, error in absent.items():
-            if _job(task) not in present:
+            if _job(task) not in present and task in meetings:  # and not one that has joined, and is gone
                 raise error
             _log.warning("the session opens without %s, which is awaited: %s", task, error)
             self._await(task, error)

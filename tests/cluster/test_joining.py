@@ -175,6 +175,19 @@ async def test_newcomers_wait_for_a_session_and_are_told_different_tasks_by_whom
                             await runner.wait_changed(runner.lost, runner.suspects)
 
 
+async def test_who_joined_and_is_gone_keeps_no_session_from_opening(key: Any) -> None:
+    """All of a job that no cluster file names may be gone before the first session comes."""
+    with fr.Graph() as graph, fr.device(PS):
+        y = fr.constant(2.0) * 3.0
+    async with LocalCluster(ps=1) as cluster, asyncio.timeout(60):
+        async with newcomer(cluster.spec.tasks()[PS], key(cluster.token), "--task=0") as process:
+            assert WORKERS[0] in await line(process)
+            process.kill()
+            await process.wait()
+        async with fr.Session(graph, cluster=cluster) as session:
+            assert await session.run(y) == 6.0
+
+
 @pytest.mark.parametrize("reason", ["nobody", "token", "job", "task", "both", "neither"])
 async def test_who_cannot_join_is_told_why_and_what_to_do(reason: str, key: Any) -> None:
     graph, _ = trainer_of(1)
