@@ -13,7 +13,7 @@ from flowrt.base.valueclass import replace, valueclass
 from flowrt.cluster.cluster import ClusterSpec, parse_address
 from flowrt.cluster.environment import WHICH_TASK
 from flowrt.net.addresses import is_loopback
-from flowrt.net.tls import TOKEN, Keys, check_reach
+from flowrt.net.tls import MAKE, TOKEN, Keys, check_reach
 from flowrt.net.tokens import load_token, own_token
 from flowrt.sched.devices.names import check_names
 
@@ -59,10 +59,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def read_settings(given: argparse.Namespace) -> Settings:
     """What the command line, the cluster file and the environment say. Raises a `FlowrtError` for what cannot be."""
-    settings = _newcomer(given) if given.join else _named(given)
     keys = _tls(given)
+    tls = None if keys is None else Keys(keys)  # first, as a token may lie beside them
+    settings = _newcomer(given) if given.join else _named(given)
     devices = None if given.devices is None else check_names(given.devices.split(","))
-    settings = replace(settings, tls=None if keys is None else Keys(keys), devices=devices)
+    settings = replace(settings, tls=tls, devices=devices)
     check_reach(settings.host or parse_address(given.join)[0], settings.tls)
     if given.health is None:
         return settings
@@ -156,7 +157,10 @@ def _token(given: argparse.Namespace, cluster: ClusterSpec | None, host: str) ->
     if keys and (keys / TOKEN).exists():
         return load_token(keys / TOKEN)
     if not is_loopback(host):
-        raise AuthenticationError(f"listening on {host}, beyond this machine, needs a secret: give --token-file")
+        raise AuthenticationError(
+            f"listening on {host}, beyond this machine, needs a secret: give --token-file, or --tls DIR, with "
+            f"keys and a token: {MAKE} makes them"
+        )
     return own_token()
 
 

@@ -221,9 +221,12 @@ def _is_for(name: str, host: str) -> bool:
     return name.lower() in (f"{first}.{rest}" if rest else first, f"{ANY}.{rest}" if rest else None)
 
 
+_ANOTHER = "it is of another authority: both sides need keys of one, see ca.pem"
 _FIXES = {  # by OpenSSL's X509_V_ERR_*
     9: "set the clocks of both machines",  # it is not good yet
     10: f"make a new one by {RENEW}, and copy it to that node; or set the clocks of both machines",  # nor any more
+    19: _ANOTHER,
+    20: _ANOTHER,
 }
 
 
