@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from flowrt.delays import Delay
 
 Tell: TypeAlias = "Callable[[str, tuple[str, int]], None]"
+HEARD = 1.0  # seconds until it has come here that a node was stopped
 _RAYS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # what Ray calls them; others are custom resources
 _log = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class Cluster(AsyncOnly):
         self.nodes: dict[str, StartedNode] = {}
         self._actors: dict[str, Any] = {}
         self._incarnations: dict[str, str] = {}
+        self._ending: set[str] = set()  # tasks whose nodes this process ends
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._followers: list[Tell] = []
         self._changed = asyncio.Event()
@@ -208,13 +210,9 @@ class Cluster(AsyncOnly):
     async def _reap(self, *, end: bool) -> None:
         """Let go of everything; where it is to ``end``, the nodes: asked first, then forced."""
         self._spec = None
-        for watch in self._watches.values():
-            watch.cancel()
-        if self._watches:
-            await asyncio.wait(self._watches.values())
-        self._watches.clear()
         if end:
             await self._end(list(self._actors))
+        await self._end_watches(list(self._watches))
         self._actors.clear()
         self.nodes.clear()
         self._keys.close()
@@ -224,12 +222,27 @@ class Cluster(AsyncOnly):
             self._ray.shutdown()
 
     async def _end(self, tasks: Sequence[str]) -> None:
+        self._ending.update(tasks)
         stops = [asyncio.ensure_future(self._stop(task)) for task in tasks if task in self.nodes]
         if stops:
             await asyncio.wait(stops)
+        await self._end_watches(tasks, HEARD)
+        self._ending.difference_update(tasks)
         for task in tasks:
             self._ray.kill(self._actors.pop(task), no_restart=True)
             self.nodes.pop(task, None)
+
+    async def _end_watches(self, tasks: Sequence[str], patience: float = 0.0) -> None:
+        """Wait no more for news of nodes; of those that were stopped, for so long until it has come that they were.
+
+        Ray tells the user of a call that is open when an actor is killed.
+        """
+        watches = [self._watches.pop(task) for task in tasks if task in self._watches]
+        if watches:
+            _, left = await asyncio.wait(watches, timeout=patience)
+            for watch in left:
+                watch.cancel()
+            await asyncio.wait(watches)
 
     async def _stop(self, task: str) -> None:
         try:
@@ -335,7 +348,8 @@ class Cluster(AsyncOnly):
                 return
             known = said["incarnation"]
             if "ended" in said:
-                _log.warning("%s was ended by another process", task)
+                if task not in self._ending:
+                    _log.warning("%s was ended by another process", task)
                 return
             if "failure" in said:
                 _log.warning("Ray started %s again, and %s", task, said["failure"])
@@ -394,9 +408,6 @@ class Cluster(AsyncOnly):
         self._check(task)
         if len(self._actors) == 1:
             raise GraphError(f"{task} is the last node of the cluster; leave its block to end it")
-        watch = self._watches.pop(task)
-        watch.cancel()
-        await asyncio.wait([watch])
         await to_the_end(self._end([task]))
         self._spec = self.spec.placing(task, "")
 
@@ -418,8 +429,9 @@ class Cluster(AsyncOnly):
 
     def _check(self, task: str) -> None:
         _ = self.spec
-        if task not in self._watches:
-            raise GraphError(f"{task} is not in the cluster, which has {', '.join(self._watches)}")
+        there = [other for other in self._watches if other not in self._ending]
+        if task not in there:
+            raise GraphError(f"{task} is not in the cluster, which has {', '.join(there)}")
 
 
 def _import_ray() -> Any:
