@@ -54,6 +54,7 @@ TESTS = {
     "sched/policies/local_steps": ("test_local_policy",),
     "sched/policies/adaptive": ("test_adaptive",),
     "sched/policies/arrivals": ("test_adaptive",),
+    "sched/policies/reading": ("test_adaptive",),
     "sched/policies/spread": ("test_adaptive",),
     "sched/policies/noise": ("test_adaptive",),
     "sched/host/arena": ("test_arena",),

@@ -77,7 +77,8 @@ class TellingApart(Adaptive):
         digest = blake2b(digest_size=16)
         assert self._history is not None
         known = self._history.arrivals
-        for value in (replace(self._history, arrivals=None), replace(known, spread=None), known.spread):
+        parts = (part for reading in known.readings for part in (replace(reading, spread=None), reading.spread))
+        for value in (replace(self._history, arrivals=None), replace(known, readings=()), *parts):
             for fact in (getattr(value, part.name) for part in fields(value)):
                 digest.update(fact.tobytes() if isinstance(fact, np.ndarray) else repr(fact).encode())
         return replace(self, seen=digest.digest())
@@ -92,7 +93,7 @@ class TellingApart(Adaptive):
             known,
             logs=known.logs[:, rows],
             fates=known.fates[:, rows],
-            usual=known.usual[rows],
+            readings=tuple(replace(reading, usual=reading.usual[rows]) for reading in known.readings),
             alive=known.alive[rows],
         )
         return replace(self, _history=replace(self._history, arrivals=known))._told_apart()

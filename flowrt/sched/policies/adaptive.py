@@ -36,8 +36,8 @@ class History:
         spare: The worth that may be spent on trying out; below zero, too much was.
         since: Versions since something was tried out.
         tries: Whether that is due.
+        scale: The noise scale that is believed.
         rate: Worth per second, of late.
-        worths: By number of updates, what a step with so many is worth.
     """
 
     versions: int
@@ -48,22 +48,19 @@ class History:
     spare: float
     since: int
     tries: bool
+    scale: float = 1.0
     rate: float = 0.0
-    worths: Array = field(default_factory=lambda: np.zeros(1))
 
     def weighed(self) -> History:
-        """With what follows of it."""
-        worths = self.worth(np.arange(1 + max(len(self.kept), self.arrivals.replicas)))
-        rate = float(self.kept @ worths[: len(self.kept)]) / max(self.seconds, 1e-12)
-        return replace(self, rate=rate, worths=worths)
+        """With what follows of it; supposing the noise scale to be as many updates as there are replicas."""
+        scale = self.noise.believed(float(self.arrivals.replicas))
+        counts = np.arange(len(self.kept))
+        gained = float(np.add.reduce(self.kept * (counts / (counts + scale))))
+        return replace(self, scale=scale, rate=gained / max(self.seconds, 1e-12))
 
     def worth(self, updates: Any) -> Any:
-        """What a step with so many ``updates`` is worth; supposing B to be as many as there are replicas."""
-        return updates / (updates + self.noise.believed(float(self.arrivals.replicas)))
-
-    def worth_of(self, fewest: int, most: int) -> Array:
-        """The same, by number, from ``fewest`` to ``most``."""
-        return self.worths[fewest : most + 1] if most < len(self.worths) else self.worth(np.arange(fewest, most + 1))
+        """What a step with so many ``updates`` is worth."""
+        return updates / (updates + self.scale)
 
 
 @valueclass
@@ -166,13 +163,17 @@ def _try_out(history: History, offers: Sequence[Offer], able: Sequence[int], now
 def _decide(history: History, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
     """Wait until the time at which most is gained, if that is more than waiting costs."""
     count = len(offers)
-    times, more = history.arrivals.expected(*_split(offers), able, now)
-    worth = history.worth_of(count, count + len(able))
-    gains = np.interp(more, np.arange(len(worth)), worth) - worth[0]
-    costs = history.rate * (times - now)
+    times, more, none = history.arrivals.expected(*_split(offers), able, now)
+    there = history.worth(count)
+    gains, costs = history.worth(count + more) - there, history.rate * (times - now)
     best = int((gains - costs).argmax())
     if gains[best] > costs[best] and times[best] > now:
         return WaitUntil(float(times[best]), count + max(1, int(more[best])))
+    ones = (1 - none) * (history.worth(count + 1) - there)
+    spans = np.subtract(times, np.concatenate([[now], times[:-1]]))
+    nett = ones - history.rate * np.cumsum(spans * none)
+    if nett.max() > 0:
+        return WaitUntil(float(times[nett.argmax()]), count + 1)
     best = int((gains / np.maximum(costs, 1e-300)).argmax())
     return _close(
         offers,

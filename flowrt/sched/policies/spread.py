@@ -25,6 +25,9 @@ MARGIN = 25  # bins around factors that seem likely, in which others are tried, 
 
 FACTORS = np.arange(-REACH, REACH + 1)
 PLACES = np.arange(BINS)
+AWAY, CAME, CUT = range(3)  # what became of a replica in a version: nothing, or when, or not by when
+MARK = 1 << 16  # is added to a place for each of these
+
 ANY = np.exp(-np.abs(FACTORS) * WIDTH / 0.7)
 ANY /= ANY.sum()  # how likely each factor is, where nothing is known
 SURPRISE = 0.03  # how likely one is that has nothing to do with earlier ones
@@ -75,19 +78,17 @@ class Spread:
             likely += np.add.reduce(self.log_alive.take(missing[:, None] - FACTORS, mode="clip"))
         return likely
 
-    def evidences(self, counts: Array, tried: slice) -> Array:
-        """[versions, tried]: the same, by how many came in each bin, and were cut off in it: [versions, 2 * bins].
+    def evidences(self, marked: Array, tried: slice) -> Array:
+        """[versions, tried]: the same of versions, by the places of replicas and their fates times `MARK`.
 
         Summed without BLAS, whose threads would wait for each other longer than this takes.
         """
-        rows, places = np.nonzero(counts)
-        bins = (places % BINS)[:, None] - FACTORS[tried]
+        fates = (marked + MARK // 2) // MARK
+        bins = (marked - MARK * fates)[:, :, None] - FACTORS[tried]
         bins.clip(0, BINS - 1, out=bins)
-        bins += (places - places % BINS)[:, None]
-        likely = np.concatenate([self.log_density, self.log_alive]).take(bins)
-        likely *= counts[rows, places][:, None]
-        starts = np.searchsorted(rows, np.arange(len(counts)))
-        summed: Array = np.add.reduceat(likely, starts)
+        bins += BINS * fates[:, :, None]
+        likely = np.concatenate([np.zeros(BINS), self.log_density, self.log_alive]).take(bins)
+        summed: Array = np.add.reduce(likely, axis=1)
         return summed
 
     def likely_factors(self, logs: Array) -> slice:

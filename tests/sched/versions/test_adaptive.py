@@ -12,8 +12,9 @@ import flowrt as fr
 from flowrt.base.errors import GraphError
 from flowrt.sched.policies import asking, policy_from_data, policy_to_data
 from flowrt.sched.policies.adaptive import APART
-from flowrt.sched.policies.arrivals import SAMPLE, WINDOW, Arrivals
+from flowrt.sched.policies.arrivals import WINDOW, Arrivals
 from flowrt.sched.policies.noise import LARGEST, NoiseScale
+from flowrt.sched.policies.reading import SAMPLE, ReadingKind
 from flowrt.sched.policies.spread import BINS, FACTORS, LINDY, MIDDLE, WIDTH, Spread
 from flowrt.train import Adaptive, Close, Offer, Policy, Record, WaitUntil
 
@@ -251,7 +252,7 @@ def test_times_that_were_cut_off_count_as_longer() -> None:
     known = Arrivals.start(2, 1.0)
     for step in range(40):
         known = known.learn([0, 1], [1.0, 2.0], [], 2.0) if step % 2 else known.learn([0], [1.0], [1], 1.5)
-    times, more = known.expected([0], [1.0], [1], 1.5)
+    times, more, _ = known.expected([0], [1.0], [1], 1.5)
     assert more[np.searchsorted(times, 1.9)] < 0.2
     assert more[np.searchsorted(times, 2.1)] > 0.7
 
@@ -337,7 +338,7 @@ def test_a_slow_version_of_many_replicas_is_known_by_a_sample_of_them(replicas: 
     half = replicas // 2
     for factor in (1.0, 2.0):  # those who came say how slow it is, so all others are expected soon
         seconds = np.sort(factor * rng.lognormal(0.0, 0.05, replicas))[:half].tolist()
-        times, more = known.expected(everybody[:half], seconds, everybody[half:], seconds[-1])
+        times, more, _ = known.expected(everybody[:half], seconds, everybody[half:], seconds[-1])
         assert np.interp(factor * 1.25, times, more) > 0.8 * (replicas - half)
 
 
@@ -347,20 +348,50 @@ def test_what_slows_all_of_a_version_is_told_from_what_slows_one() -> None:
     for factor in factors:
         seconds = np.sort(factor * (1 + 0.05 * rng.uniform(-1, 1, 6))).tolist()
         known = known.learn(rng.permutation(6)[:4].tolist(), seconds[:4], [4, 5], seconds[3])
-    assert len(known.factors) == WINDOW
+    found = known.reading.factors
+    assert known.reading.kind is ReadingKind.COMMON
+    assert len(found) == WINDOW
     seen = factors[: known.versions][-WINDOW:]
-    assert np.std(known.factors - np.log(seen)) < 0.03
+    assert np.std(found - np.log(seen)) < 0.03
     closest = known.factor_of([0, 1], [6.9, 7.0], [2, 3, 4, 5], 7.0) @ FACTORS * WIDTH
-    assert closest - (known.factors - np.log(seen)).mean() == pytest.approx(np.log(7.0), abs=0.1)
+    assert closest - (found - np.log(seen)).mean() == pytest.approx(np.log(7.0), abs=0.1)
 
 
-def test_delays_that_have_nothing_in_common_have_no_factor() -> None:
+@pytest.mark.parametrize("kept", [1, 3, 4])
+@pytest.mark.parametrize("deviation", [0.05, 0.5, 1.5])
+def test_independent_delays_are_read_as_alike_however_heavy_their_tails_and_few_are_seen(
+    kept: int, deviation: float
+) -> None:
     rng = np.random.default_rng(5)
-    known = Arrivals.start(8, 1.0)
-    for _ in range(80):
-        seconds = (0.7 + rng.exponential(0.3, 8)).tolist()
-        known = known.learn(list(range(8)), seconds, [], max(seconds))
-    assert np.std(known.factors) < 0.03
+    known, kinds = Arrivals.start(4, 1.0), list[ReadingKind]()
+    for _ in range(160):
+        seconds = rng.lognormal(0.0, deviation, 4)
+        order = seconds.argsort().tolist()
+        seconds.sort()
+        known = known.learn(order[:kept], seconds[:kept].tolist(), order[kept:], float(seconds[kept - 1]))
+        kinds.append(known.reading.kind)
+    assert kinds[40:].count(ReadingKind.COMMON) <= 12
+
+
+def test_replicas_that_differ_are_not_read_as_alike() -> None:
+    rng = np.random.default_rng(6)
+    known = Arrivals.start(4, 1.0)
+    for _ in range(20):
+        seconds = np.array([1.0, 1.3, 1.6, 2.0]) * rng.lognormal(0.0, 0.05, 4)
+        known = known.learn([0, 1, 2, 3], seconds.tolist(), [], float(seconds.max()))
+    assert known.reading.kind is not ReadingKind.ALIKE
+
+
+def test_the_next_update_is_waited_for_as_long_as_it_takes_to_come_not_as_it_might() -> None:
+    """It comes after 1.6 s or so: until then it costs less than it is worth, until it has surely come, more."""
+    rng = np.random.default_rng(7)
+
+    def ladder(step: int) -> dict[int, float]:
+        return dict(enumerate((np.array([1.0, 1.6, 3.5]) + 0.25 * rng.uniform(-1, 1, 3)).tolist()))
+
+    policy = trained(120, ladder)
+    kept = [len(play(policy, ladder(0))[0]) for _ in range(60)]
+    assert np.mean(kept) == pytest.approx(2.0, abs=0.2)
 
 
 def test_it_tries_again_and_again_whether_who_was_slow_comes_but_not_all_the_time() -> None:
