@@ -46,17 +46,9 @@ def _plain(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, 
 
 @kernel("conv2d", "cuda", layout=_plain)
 def conv2d_on_cuda(
-    x: Any,
-    filters: Any,
-    y: Any,
-    down: int,
-    across: int,
-    spread_down: int,
-    spread_across: int,
-    top: int,
-    left: int,
-    groups: int,
-) -> None:
+    x: Any, filters: Any, y: Any, down: int, across: int, spread_down: int, spread_across: int,
+    top: int, left: int, groups: int,
+) -> None:  # fmt: skip
     """Every thread computes one entry of the result at a time; neighbours differ in the output channel."""
     rows, columns, depth, wide = filters.shape
     per_group = wide // groups
@@ -82,18 +74,9 @@ def _plain_input_grad(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
 
 @kernel("conv2d_input_grad", "cuda", layout=_plain_input_grad)
 def conv2d_input_grad_on_cuda(
-    dy: Any,
-    filters: Any,
-    shape: Any,
-    dx: Any,
-    down: int,
-    across: int,
-    spread_down: int,
-    spread_across: int,
-    top: int,
-    left: int,
-    groups: int,
-) -> None:
+    dy: Any, filters: Any, shape: Any, dx: Any, down: int, across: int, spread_down: int, spread_across: int,
+    top: int, left: int, groups: int,
+) -> None:  # fmt: skip
     """Every thread adds up what one entry of the images is due, from the windows that see it."""
     rows, columns, depth, wide = filters.shape
     per_group, height, width, channels = wide // groups, dx.shape[1], dx.shape[2], dx.shape[3]
@@ -120,18 +103,9 @@ def _plain_filter_grad(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: M
 
 @kernel("conv2d_filter_grad", "cuda", layout=_plain_filter_grad)
 def conv2d_filter_grad_on_cuda(
-    x: Any,
-    dy: Any,
-    shape: Any,
-    y: Any,
-    down: int,
-    across: int,
-    spread_down: int,
-    spread_across: int,
-    top: int,
-    left: int,
-    groups: int,
-) -> None:
+    x: Any, dy: Any, shape: Any, y: Any, down: int, across: int, spread_down: int, spread_across: int,
+    top: int, left: int, groups: int,
+) -> None:  # fmt: skip
     """Every thread adds up one entry of a filter at a time, image by image; neighbours differ in the output channel."""
     columns, depth, wide = y.shape[1], y.shape[2], y.shape[3]
     per_group = wide // groups
