@@ -52,6 +52,7 @@ class Trace(Term):
 
     @classmethod
     def of_rows(cls, rows: list[list[Any]]) -> Trace:
+        """What the text of a trace says: a file, or the seconds themselves."""
         match rows:
             case [[str(path)]]:
                 return cls(path)

@@ -16,6 +16,7 @@ _SLACK = datetime.timedelta(days=1)  # by which clocks may be behind
 
 
 def new_key() -> Any:
+    """A private key on the curve P-256."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP256R1())

@@ -63,11 +63,13 @@ def _failed(message: Answer | Done | Pong, error: Exception) -> Answer | Done:
 
 
 def superseded(reign: Reign) -> Refused:
+    """What the master hears whose nodes another one of its session took over."""
     session = reign.drive.session
     return Refused(TakenOver.__name__, f"session {session!r} has a newer master: another one took its nodes over")
 
 
 def address_of(peer: str, reign: Reign) -> tuple[str, int]:
+    """Where a peer is, as the master said. Raises `InternalError` for one that it has not named."""
     if peer not in reign.addresses:
         raise InternalError(f"{peer} was not introduced by the master of session {reign.drive.session!r}")
     return reign.addresses[peer]

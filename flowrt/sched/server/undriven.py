@@ -85,6 +85,7 @@ class Undriven(Coordination):
         self._hand_out()
 
     def lose_node(self, task: str) -> Iterable[Lost]:
+        """End where a server is lost; of another node, what is to be heard of its replicas."""
         if self._end is not None:
             return ()
         if task in self._role.servers:
