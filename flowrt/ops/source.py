@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.plain import as_dtype_of, default_array, takes
 from flowrt.base.spec import MAX_VALUE_SIZE, Spec, as_dtype, spec_of
-from flowrt.op import as_value, lookup
+from flowrt.op import active_builder, as_value, lookup
 from flowrt.ops.inference import carry, described, filled
 from flowrt.typed import op
 
@@ -53,6 +53,8 @@ def constant(value: Operand, dtype: DType | None = None, *, name: str | None = N
     An array is copied, unless it is read-only, as is all that it views.
     """
     array = default_array(value) if dtype is None else frozen(as_dtype_of(value, as_dtype(dtype)))
+    if active_builder() is None:  # nobody keeps it
+        return cast("TensorOrArray", np.array(array, array.dtype.newbyteorder("="), order="C"))
     return constant_op(array, name=name)
 
 
@@ -165,7 +167,8 @@ def arange(
     Spec("int64", (max(math.ceil((end - begin) / by), 0),))  # raises for more than there can be
     array = np.arange(begin, end, by)
     held = array.dtype if dtype is None else as_dtype(dtype)
-    return constant(array.astype("float32" if dtype is None and held.kind == "f" else held), name=name)
+    array = array.astype("float32" if dtype is None and held.kind == "f" else held, copy=False)
+    return constant(array, name=name)
 
 
 @located("eye")
