@@ -182,6 +182,17 @@ def _column_as_row(call: Call) -> Call:
     return Call((left, row, out.reshape((*out.shape[:2], 1, out.shape[2]))), (0, 1 - int(flags[0])))
 
 
+@valueclass
+class _Laid:
+    """A product as it is divided: its matrices as they are computed, and what its steps have in common."""
+
+    product: Call
+    blocks: ProductBlocks
+    scratch: tuple[Spec, ...]
+    local: tuple[Spec, ...]
+    step: Call  # for its factors, the bias (or what stands for it), the packed panels, the result, `local`
+
+
 class Tiled:
     """How matmul is laid out for tiles of one geometry: two steps' views, words and units, scratch and local memory."""
 
@@ -190,51 +201,25 @@ class Tiled:
 
     def packing(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The first step: some panels of a shared right operand are a unit; none if it is not shared."""
-        call, swapped = self._product(inputs, outputs, attrs)
-        panels = -(-call.views[2].shape[3] // (PANELS * self.geometry.columns(outputs[0].dtype)))
-        units = math.prod(call.views[1].shape[:2]) * panels if self._blocks(call, swapped, outputs).shared else 0
-        laid = self._laid(inputs, outputs, attrs, units)
-        return replace(laid, order=(laid.order[1], laid.order[3]))
+        laid = self._laid(inputs, outputs, attrs)
+        _, right, out = laid.product.views
+        panels = -(-out.shape[3] // (PANELS * self.geometry.columns(outputs[0].dtype)))
+        units = math.prod(right.shape[:2]) * panels if laid.blocks.shared else 0
+        return replace(laid.step, units=units, order=(laid.step.order[1], laid.step.order[3]))
 
     def layout(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The second step: a block of the result is a unit."""
-        call, swapped = self._product(inputs, outputs, attrs)
-        blocks, (*batch, m, n) = self._blocks(call, swapped, outputs), call.views[2].shape
+        laid = self._laid(inputs, outputs, attrs)
+        blocks, (*batch, m, n) = laid.blocks, laid.product.views[2].shape
         units = 0 if blocks.tiny else math.prod(batch) * -(-m // blocks.rows) * -(-n // blocks.columns)
-        rows = (m, n, blocks.rows) if blocks.columns >= n else None
-        return replace(self._laid(inputs, outputs, attrs, units), rows=rows)
+        return replace(laid.step, units=units, rows=(m, n, blocks.rows) if blocks.columns >= n else None)
 
     def tiny(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The step that takes the place of both where a product is tiny: a product is a unit."""
-        call, swapped = self._product(inputs, outputs, attrs)
-        *batch, m, n = call.views[2].shape
-        units = math.prod(batch) if self._blocks(call, swapped, outputs).tiny else 0
-        laid = self._laid(inputs, outputs, attrs, units)
-        order = *laid.order[:3], laid.order[4]
-        return replace(laid, words=laid.words[:4], rows=(m, n, max(m, 1)), tiles=(), order=order)
-
-    def _laid(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], units: int) -> Call:
-        """A step for a product's factors, the bias (or what stands for it), the packed panels, the result, `local`."""
-        call, swapped = self._product(inputs, outputs, attrs)
-        *blocks, _ = astuple(self._blocks(call, swapped, outputs))
-        biased, floor, first = len(inputs) > 2, int(attrs.get("activation") == "relu"), len(inputs)
-        extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
-        pairs = zip(matrices(inputs[:2], outputs, attrs).views, call.views[:2], strict=False)
-        seen = [view if old.contiguous else old for old, view in pairs]  # the others are copied into that shape
-        views = (*seen, *(View.dense(s.concrete) for s in inputs[2:]), call.views[2])
-        views = (*views, *(View.dense(s.concrete) for s in extra))
-        words = floor, int(biased), *call.words, *(int(n) for n in blocks)
-        factors = (1, 0) if swapped else (0, 1)
-        packed, local = first + 1, range(first + 2, first + 1 + len(extra))
-        order = *factors, 2 if biased else local[EDGE], packed, first, *local
-        return Call(
-            views,
-            words,
-            units,
-            tiles=self.tiles(outputs[0].dtype),
-            order=order,
-            copied=tuple(view.shape for view in call.views[:2]),
-        )
+        laid = self._laid(inputs, outputs, attrs)
+        step, (*batch, m, n) = laid.step, laid.product.views[2].shape
+        units, order = math.prod(batch) if laid.blocks.tiny else 0, (*step.order[:3], step.order[4])
+        return replace(step, words=step.words[:4], units=units, rows=(m, n, max(m, 1)), tiles=(), order=order)
 
     def tiles(self, dtype: Any) -> tuple[int | Tile, ...]:
         """What products call: `micro.Tiles` and `multiplying.Tools`."""
@@ -245,31 +230,66 @@ class Tiled:
 
     def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """The panels of a shared right operand, slab by slab."""
-        call, swapped = self._product(inputs, outputs, attrs)
-        wide, (*batch, rows, columns) = self.geometry.columns(outputs[0].dtype), call.views[1].shape
-        k, n = (columns, rows) if call.words[1] else (rows, columns)
-        shared = self._blocks(call, swapped, outputs).shared
-        return (Spec(outputs[0].dtype, (math.prod(batch) * k * -(-n // wide) * wide if shared else 0,)),)
+        return self._laid(inputs, outputs, attrs).scratch
 
     def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """The table and the one tap, column panels, the turned rows, one panel's biases, the stage."""
-        call, swapped = self._product(inputs, outputs, attrs)
-        blocks, dtype = self._blocks(call, swapped, outputs), outputs[0].dtype
-        wide, most = self.geometry.columns(dtype), self.geometry.rows
-        panels = 0 if blocks.shared else 1 if blocks.rows == 1 else -(-blocks.columns // wide)
-        left = (blocks.depth + 1) * (-(-blocks.near // most) + 1) * most if call.words[0] else 0
-        table = Spec("int64", (table_size(self.geometry, blocks.near),))
-        packed = Spec(dtype, (blocks.depth * panels * wide,)), Spec(dtype, (left,)), Spec(dtype, (wide,))
-        return (table, Spec("int64", (2,)), *packed, *stage(self.geometry, dtype))
+        return self._laid(inputs, outputs, attrs).local
 
-    def _product(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Call, bool]:
-        """The matrices, and whether a column is computed as a row: a bias goes along rows."""
-        call = _as_copied(matrices(inputs[:2], outputs, attrs))
-        swapped = call.views[2].shape[3] == 1 and len(inputs) == 2
-        return (_column_as_row(call) if swapped else call), swapped
+    def _laid(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> _Laid:
+        flags, floor = (attrs["transpose_a"], attrs["transpose_b"]), attrs.get("activation") == "relu"
+        return _lay_out(self.geometry, tuple([spec.concrete for spec in inputs]), outputs[0].dtype, flags, floor)
 
-    def _blocks(self, call: Call, swapped: bool, outputs: Sequence[Spec]) -> ProductBlocks:
-        a, _, y = (view.shape for view in call.views)
-        a = call.views[1].shape if swapped else a
-        k = a[2] if call.words[0] else a[3]
-        return blocked(y[2], y[3], k, bool(call.words[0]), outputs[0].dtype.itemsize, self.geometry)
+
+@lru_cache(256)  # the steps, scratch and local memory of one application are asked for one by one
+def _lay_out(
+    geometry: Geometry,
+    operands: tuple[tuple[int, ...], ...],
+    dtype: np.dtype[Any],
+    flags: tuple[bool, bool],
+    floor: bool,
+) -> _Laid:
+    biased, tiled = len(operands) > 2, Tiled(geometry)
+    asked = {"transpose_a": flags[0], "transpose_b": flags[1]}
+    given = matrices([Spec(dtype, dims) for dims in operands[:2]], (), asked)
+    product = _as_copied(given)
+    swapped = product.views[2].shape[3] == 1 and not biased  # a column is computed as a row; a bias goes along rows
+    product = _column_as_row(product) if swapped else product
+    blocks = _blocks_of(product, swapped, dtype, geometry)
+    scratch, local = _scratch(product, blocks, dtype, geometry), _local(product, blocks, dtype, geometry)
+    first, extra = len(operands), (*scratch, *local)
+    pairs = zip(given.views, product.views[:2], strict=False)
+    seen = [view if old.contiguous else old for old, view in pairs]  # the others are copied into that shape
+    views = (*seen, *map(View.dense, operands[2:]), product.views[2], *(View.dense(s.concrete) for s in extra))
+    *sizes, _ = astuple(blocks)
+    places = range(first + 2, first + 1 + len(extra))
+    factors = (1, 0) if swapped else (0, 1)
+    step = Call(
+        views,
+        (int(floor), int(biased), *product.words, *map(int, sizes)),
+        tiles=tiled.tiles(dtype),
+        order=(*factors, 2 if biased else places[EDGE], first + 1, first, *places),
+        copied=tuple(view.shape for view in product.views[:2]),
+    )
+    return _Laid(product, blocks, scratch, local, step)
+
+
+def _blocks_of(product: Call, swapped: bool, dtype: np.dtype[Any], geometry: Geometry) -> ProductBlocks:
+    left, right, (*_, m, n) = (view.shape for view in product.views)
+    a, transposed = right if swapped else left, bool(product.words[0])
+    return blocked(m, n, a[2] if transposed else a[3], transposed, dtype.itemsize, geometry)
+
+
+def _scratch(product: Call, blocks: ProductBlocks, dtype: np.dtype[Any], geometry: Geometry) -> tuple[Spec, ...]:
+    wide, (*batch, rows, columns) = geometry.columns(dtype), product.views[1].shape
+    k, n = (columns, rows) if product.words[1] else (rows, columns)
+    return (Spec(dtype, (math.prod(batch) * k * -(-n // wide) * wide if blocks.shared else 0,)),)
+
+
+def _local(product: Call, blocks: ProductBlocks, dtype: np.dtype[Any], geometry: Geometry) -> tuple[Spec, ...]:
+    wide, most = geometry.columns(dtype), geometry.rows
+    panels = 0 if blocks.shared else 1 if blocks.rows == 1 else -(-blocks.columns // wide)
+    left = (blocks.depth + 1) * (-(-blocks.near // most) + 1) * most if product.words[0] else 0
+    table = Spec("int64", (table_size(geometry, blocks.near),))
+    packed = Spec(dtype, (blocks.depth * panels * wide,)), Spec(dtype, (left,)), Spec(dtype, (wide,))
+    return (table, Spec("int64", (2,)), *packed, *stage(geometry, dtype))
