@@ -16,6 +16,27 @@ MISSING = "{url} is no folder of this machine, and other places need fsspec: pip
 BLOCK = 16 << 20  # bytes that are sent, and asked for, at once
 
 
+class _Telling:
+    """A file system of fsspec's: what its libraries raise of their own is `OSError`, as stores promise."""
+
+    def __init__(self, system: Any, url: str) -> None:
+        self._system = system
+        self._url = url
+
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self._system, name)
+
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return asked(*args, **kwargs)
+            except OSError:
+                raise
+            except Exception as error:
+                raise OSError(f"{self._url}: {type(error).__name__}: {error}") from error
+
+        return answer
+
+
 class RemoteStore:
     """A place that fsspec knows by ``url``."""
 
@@ -26,9 +47,10 @@ class RemoteStore:
             raise ImportError(MISSING.format(url=url)) from error
         self.url = url
         try:
-            self._system, root = url_to_fs(url)
+            system, root = url_to_fs(url)
         except ValueError as error:
             raise ValueError(f"{url} is no place that fsspec knows: {error}") from None  # whose depths tell no more
+        self._system: Any = _Telling(system, url)
         self._root = str(root).rstrip("/")
 
     def _path(self, folder: str, file: str) -> str:

@@ -144,7 +144,10 @@ class Checkpoints:
 
     def saves(self) -> list[tuple[int, int]]:
         """The (number, step) of every save there is, oldest first; whether one is whole is seen when it is read."""
-        return self._store.saves()
+        try:
+            return self._store.saves()
+        except OSError as error:
+            raise CheckpointError(f"the checkpoints in {self.url} cannot be listed: {error}") from error
 
     @property
     def is_saving(self) -> bool:

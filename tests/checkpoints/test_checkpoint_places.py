@@ -131,6 +131,28 @@ async def test_where_nodes_write_to_another_disk_than_the_client_sees_no_save_is
             await session.save()
 
 
+async def test_what_a_place_raises_of_its_own_is_a_checkpoint_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoCredentials(Exception):
+        """As buckets' libraries have them."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise NoCredentials("unable to locate credentials")
+
+    memory = type(fsspec.filesystem("memory"))
+    with fr.Graph() as graph:
+        fr.Variable(np.zeros(3), name="v")
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "ls", refuse)
+        with pytest.raises(CheckpointError, match=r"memory://no cannot be listed: .*NoCredentials: unable to locate"):
+            async with fr.Session(graph, checkpoints=fr.Checkpoints("memory://no")):
+                pass
+    async with fr.Session(graph, checkpoints=fr.Checkpoints("memory://no")) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "pipe_file", refuse)
+            with pytest.raises(CheckpointError, match=r"not saved in memory://no: .*NoCredentials: unable to locate"):
+                await session.save()
+
+
 def test_without_fsspec_a_url_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(fr.GraphError, match=r"s3://bucket/a is no folder .*pip install 'flowrt\[remote\]'"):
