@@ -130,6 +130,23 @@ async def test_the_predicted_peak_of_random_steps_is_what_memory_counts(seed: in
         assert taken == predicted.peak, f"seed {seed}"
 
 
+async def test_the_predicted_peak_of_nodes_one_after_another_is_what_memory_counts() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 64), name="x")
+        v = fr.Variable(np.ones((64, 64), np.float32), name="v")
+        first = fr.tanh(x)
+        same = fr.reshape(first, (-1, 32))
+        tall = fr.concat([same, same], 0)
+        sums = fr.cumsum(tall, 0)
+        last = fr.sum(fr.reshape(fr.exp(sums), (-1, 64)) @ v, 0)
+    options = fr.Options(threads=1, optimize=False, tapes=False)
+    async with fr.Session(graph, options=options) as session:
+        for fetches in (last, [last, tall], [same, last], [sums, first, v]):
+            for rows in (100, 7):
+                taken, predicted = await counted(session, fetches, {x: np.ones((rows, 64), np.float32)})
+                assert (taken, predicted.left_out) == (predicted.peak, ())
+
+
 async def test_a_step_that_does_not_fit_is_refused_before_it_runs() -> None:
     graph, x, fetches = training(128)
     async with fr.Session(graph, options=fr.Options(memory_limit=3_000_000, seed=1)) as session:
