@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import gc
 import math
+import resource
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flowrt.base.errors import ResourceError
 from flowrt.sched.host.memory import COUNTED, Memory, amount, available_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FLOAT = np.dtype(np.float32)
 
@@ -163,6 +162,19 @@ def test_the_machine_and_the_cgroups_around_a_process_say_what_is_left(tmp_path:
         (folder / "memory.stat").write_text("anon 7\ninactive_file 500000\n")
     assert available_bytes(root, mine, info) == 3_500_000
     assert available_bytes(tmp_path / "no", tmp_path / "no", tmp_path / "no") is None
+
+
+def test_a_limit_of_addresses_says_what_is_left_too(tmp_path: Path) -> None:
+    nowhere, limits = tmp_path / "no", resource.getrlimit(resource.RLIMIT_AS)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + (1 << 30), limits[1]))
+    try:
+        left = available_bytes(nowhere, nowhere, nowhere)
+        assert left is not None
+        assert 1 << 28 < left <= 1 << 30
+        assert not Memory().room_for(2 << 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_amounts_are_written_as_people_read_them() -> None:

@@ -9,6 +9,7 @@ spare in segments (`flowrt.sched.host.segments`) is not held, and yet taken.
 from __future__ import annotations
 
 import math
+import resource
 import threading
 import weakref
 from collections import deque
@@ -298,9 +299,21 @@ def amount(nbytes: int) -> str:
 def available_bytes(
     root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup"), info: Path = Path("/proc/meminfo")
 ) -> int | None:
-    """What this process may still take: of the machine, and of its cgroups (version 2). None where nobody tells."""
-    found = [left for left in (_machine_bytes(info), *map(_cgroup_bytes, _cgroups(root, mine))) if left is not None]
-    return min(found, default=None)
+    """What this process may still take: of the machine, of its cgroups (version 2), and of addresses, where `ulimit`
+    bounds these. None where nobody tells."""
+    told = (_machine_bytes(info), _address_bytes(), *map(_cgroup_bytes, _cgroups(root, mine)))
+    return min([left for left in told if left is not None], default=None)
+
+
+def _address_bytes() -> int | None:
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most == resource.RLIM_INFINITY:
+        return None
+    try:
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return None
+    return max(0, most - mapped)
 
 
 def _machine_bytes(info: Path) -> int | None:
