@@ -117,6 +117,7 @@ class Checkpoints:
         self._saving = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None  # a save that goes on beside steps
         self._preparing: asyncio.Task[None] | None = None  # for a save to come
+        self._behind = False  # whether the save that is due was put off by the one before
         self._prepared_after: float | None = None  # when the save before that was
         self._times: dict[tuple[int, int], float] = {}  # when saves were made, as far as that was asked
         self._lock = FolderLock(self._store.path) if isinstance(self._store, LocalStore) else None
@@ -229,9 +230,11 @@ class Checkpoints:
         )
 
     def _puts_off(self, session: Inside) -> bool:
-        """Whether a save that is due had better follow a later step than hold up this one for long."""
-        under_way = self.is_saving or (self._preparing is not None and not self._preparing.done())
-        return under_way and worth_preparing(session)
+        """Whether a save that is due follows a later step: one of much, where the one before is not written yet, and
+        then until memory is ready for its copies."""
+        preparing = self._preparing is not None and not self._preparing.done()
+        self._behind = (self.is_saving or (self._behind and preparing)) and worth_preparing(session)
+        return self._behind
 
     def _prepare(self, session: Inside) -> None:
         """Have memory ready by the time that the next save is due, once for each."""

@@ -119,6 +119,16 @@ async def test_no_step_waits_for_a_save_of_much_that_is_due_while_the_one_before
         assert ((await session.run(v)) == 2).all()
 
 
+async def test_the_first_save_of_much_is_of_the_step_for_which_it_is_due(tmp_path: Path) -> None:
+    graph, _, bump = model(2 * MIB)
+    held = Held(tmp_path, every_steps=1)
+    async with fr.Session(graph, checkpoints=held.checkpoints) as session:
+        await session.run(bump)
+        assert held.checkpoints.is_saving
+        held.written.set()
+    assert [step for _, step in held.checkpoints.saves()] == [1]
+
+
 async def test_where_there_is_no_memory_for_a_copy_writers_wait_until_their_variable_is_written(tmp_path: Path) -> None:
     graph, v, bump = model(MIB)
     held = Held(tmp_path, every_steps=2)
