@@ -253,7 +253,10 @@ class Chaos:
         """Kill the client, and start another one; it is back when that runs."""
         assert self._client is not None
         assert self._reading is not None
-        self._client.kill()
+        if self._client.returncode is not None:
+            self.observed.violations.append(f"the client ended by itself with {self._client.returncode}")
+        else:
+            self._client.kill()
         await self._client.wait()
         await self._reading
         self.observed.again()
