@@ -102,6 +102,11 @@ class Copies:
         return frozenset(task for task in self.tasks if not self.is_whole(task))
 
     @property
+    def known(self) -> bool:
+        """Whether it is known who is whole: a run has begun."""
+        return bool(self._whole)
+
+    @property
     def survive(self) -> bool:
         """Whether all that is held is still held by a task that is whole."""
         return bool(self._whole) and all(

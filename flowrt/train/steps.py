@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from math import nan
@@ -196,9 +196,10 @@ class Steps:
         """What decides about the versions from ``version`` on."""
         return self._trainer.policy
 
-    def _make_run(self, servers: Sequence[str] = ()) -> Run:
+    def _make_run(self, servers: Sequence[str] = (), missed: Callable[[Sequence[Report]], None] | None = None) -> Run:
+        missed = missed or self._miss
         if not self._detached:
-            run = Run(self._trainer, self._session, self._supply, self._miss, self._reads, servers)
+            run = Run(self._trainer, self._session, self._supply, missed, self._reads, servers)
             run.policy_at = self._policy_at
             return run
         from flowrt.train.detached import DetachedRun  # which others need not import
@@ -207,7 +208,7 @@ class Steps:
         if self._ledger is not None:
             unused = tuple(self._ledger.account.unused)
             terms = terms._replace(first=max(terms.first, self._ledger.first), returned=unused)
-        return DetachedRun(self._trainer, self._session, self._supply, self._miss, self._reads, servers, terms)
+        return DetachedRun(self._trainer, self._session, self._supply, missed, self._reads, servers, terms)
 
     def _supply_of(
         self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner
@@ -261,7 +262,7 @@ class Steps:
                 raise error
             if not lost:
                 way = self._begin_another()
-            elif copies is not None and copies.survive:
+            elif copies is not None and (copies.survive or not (copies.known or copies.missing)):
                 way = self._go_on_without(lost)
             elif checkpoints is not None:
                 way = self._go_back(lost, checkpoints)
@@ -308,7 +309,7 @@ class Steps:
         """Begin another run at the version that the one before has come to."""
         before = self._run
         await before.stop()
-        self._run = Run(self._trainer, self._session, self._supply, partial(self._take_over, before), self._reads)
+        self._run = self._make_run(missed=partial(self._take_over, before))
         await self._run.begin()
         self._account_from_here()
         if self._run.version > self._told:

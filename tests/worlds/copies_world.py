@@ -93,8 +93,12 @@ class CopiesWorld(World):
         copies = [keeper for runner in self.runners.values() for keeper in getattr(runner, "keepers", ())]
         still = self.silent.intersection(self.servers) or any(until > loop.time() for _, until in self._frozen.values())
         left_out = any(keeper.gone or keeper._parted for keeper in copies)
-        if still or left_out or self.dead.intersection(self.servers) or not copies:
-            return
+        if not (still or left_out or self.dead.intersection(self.servers) or not copies):
+            self.end(number, back)
+
+    def end(self, number: int, back: bool = True) -> None:
+        """A server dies; see `strike`."""
+        task, loop = self.servers[number], asyncio.get_running_loop()
         self._die(task)
         self._gone.append(self.hosts[task])
         known = loop.time() + self.while_(0.2)

@@ -463,6 +463,20 @@ def test_a_report_that_is_lost_with_the_clients_link_is_had_before_the_end() -> 
     assert lost
 
 
+def test_training_begins_though_a_server_dies_meanwhile_whose_variables_others_hold_too() -> None:
+    async def begin(seed: int) -> list[int]:
+        world, loop = CopiesWorld(random.Random(seed), AllOf(), replicas=2, servers=3), asyncio.get_running_loop()
+        async with left_in_order(world):
+            training = world.client("one").run(batches())
+            loop.call_later(world.rng.uniform(0.0, 0.1), world.end, 1)
+            reports = [(await anext(training)).step for _ in range(3)]
+            await training.aclose()
+            return reports
+
+    for seed in range(40):
+        assert simulate(random.Random(seed), lambda seed=seed: begin(seed)) == [1, 2, 3]
+
+
 def timers() -> list[asyncio.TimerHandle]:
     """Those by which policies are asked again."""
     loop: Any = asyncio.get_running_loop()
