@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from flowrt.base.errors import LedgerError
 from flowrt.base.valueclass import valueclass
+from flowrt.sched.versions.ledger import Outcome
 
 
 @valueclass
@@ -96,6 +97,7 @@ class Over:
     unused: tuple[int, ...]
 
 
+IDENTITIES = 1 << 32  # batches, of each of which readers keep a byte
 Record: TypeAlias = "Setup | Begun | Handed | Made | Returned | Undone | Missed | Over"
 KINDS: tuple[Any, ...] = (Setup, Begun, Handed, Made, Returned, Undone, Missed, Over)
 _FIELDS: dict[Any, Callable[[Any], Any]] = {kind: attrgetter(*(f.name for f in fields(kind))) for kind in KINDS}
@@ -111,7 +113,33 @@ def record_from_data(data: Any, where: str) -> Record:
     """What `record_to_data` wrote; ``where`` is said in the error of anything else, `LedgerError`."""
     try:
         number, *values = data
-        record: Record = KINDS[number](*values)
+        kind = KINDS[number]
+        record: Record = kind(*values)
+        if not all(_IS[field.type](value) for field, value in zip(fields(kind), values, strict=True)):
+            raise ValueError
     except (TypeError, ValueError, IndexError):
         raise LedgerError(f"{where}: a record that this version of flowrt does not know: {str(data)[:100]}") from None
     return record
+
+
+def _are_identities(value: Any) -> bool:
+    return type(value) is tuple and all(type(each) is int and 0 <= each < IDENTITIES for each in value)
+
+
+def _are_receipts(value: Any) -> bool:
+    for replica, outcome, staleness, identities in value:
+        numbers = type(replica) is type(outcome) is type(staleness) is int and 0 <= outcome < len(Outcome)
+        if not numbers or not _are_identities(identities):
+            return False
+    return True
+
+
+_IS: dict[Any, Callable[[Any], bool]] = {  # by how a field is annotated
+    "int": lambda value: type(value) is int,
+    "float": lambda value: type(value) is float,
+    "str": lambda value: type(value) is str,
+    "bool": lambda value: type(value) is bool,
+    "dict[str, Any]": lambda value: type(value) is dict,
+    "tuple[int, ...]": _are_identities,
+    "tuple[tuple[int, int, int, tuple[int, ...]], ...]": _are_receipts,
+}

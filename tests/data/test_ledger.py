@@ -242,6 +242,27 @@ def test_a_ledger_of_another_trainer_is_refused_and_of_another_policy_gone_on_wi
     assert fr.Ledger(tmp_path / "some.ledger").setup == other
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        (1, 1, "0", 0.0),  # Begun
+        (2, 0, 1, (0, None)),  # Handed
+        (2, 0, 1, (-1,)),
+        (2, 0, 1, (1 << 60,)),
+        (3, 0, ((0, 1, 0),)),  # Made
+        (3, 0, ((0, 99, 0, ()),)),
+        (3, 0, 7),
+        (7, 0, 7),  # Over
+    ],
+)
+def test_a_record_whose_checksum_is_right_and_that_says_nonsense_is_refused(tmp_path: Path, data: Any) -> None:
+    path = tmp_path / "bad.ledger"
+    path.write_bytes(MAGIC + framed(record_to_data(setup())) + framed(data))
+    with pytest.raises(LedgerError, match=r"bad\.ledger before byte .*: a record that this version of flowrt does not"):
+        fr.Ledger(path)
+    assert main([str(path), "--verify"]) == 2
+
+
 def test_what_does_not_fit_what_was_said_before_is_a_violation(tmp_path: Path) -> None:
     records = [
         setup(),

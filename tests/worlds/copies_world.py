@@ -89,7 +89,7 @@ class CopiesWorld(World):
 
     def strike(self, number: int, back: bool) -> None:
         """A server dies, if no other is away or stands still; it is there again after a while, if it comes ``back``."""
-        task, loop = self.servers[number], asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         copies = [keeper for runner in self.runners.values() for keeper in getattr(runner, "keepers", ())]
         still = self.silent.intersection(self.servers) or any(until > loop.time() for _, until in self._frozen.values())
         left_out = any(keeper.gone or keeper._parted for keeper in copies)
