@@ -31,7 +31,7 @@ FORGET = 0.97  # of what they showed counts a version later
 SHOCK = 4.0  # how much less likely than the best one a version makes a reading, at most
 SURE = 10.0  # how much less likely one is than the best one, at most: things may change
 
-YOUNG = 16  # versions until which each is looked at as it comes
+YOUNG = 40  # versions until which each is looked at as it comes
 BATCH = 8  # versions that are looked at together from then on, and one more for every
 CROWD = 64  # replicas
 
