@@ -61,7 +61,7 @@ def tail(arrays: Sequence[Any]) -> Tail | None:
         table += entry
         nbytes += array.nbytes
     if nbytes <= _JOINED and len(arrays) <= FRAME.arrays:
-        return len(arrays), len(table), b"".join([table, *[array.tobytes() for array in arrays]]), []
+        return len(arrays), len(table), b"".join([table, *map(np.ndarray.tobytes, arrays)]), []
     if len(arrays) > FRAME.arrays or nbytes > FRAME.array_bytes:
         return None
     return len(arrays), len(table), table, [*map(codec.bytes_of, arrays)]
@@ -123,8 +123,10 @@ def decode_whole(window: memoryview, at: int, end: int, allocate: Allocate) -> t
         layouts, nbytes, is_small = _known(bytes(window[table:behind]), count)
         if behind + nbytes > end:
             return None
-        sent = [np.ndarray(shape, dtype, window, behind + offset) for dtype, shape, offset in layouts]
-        arrays = [array.copy() for array in sent] if is_small else [_received(array, allocate) for array in sent]
+        arrays = []
+        for dtype, shape, offset in layouts:
+            sent = np.ndarray(shape, dtype, window, behind + offset)
+            arrays.append(sent.copy() if is_small else _received(sent, allocate))
     except Exception:  # whatever it is, the survey says it by name
         return None
     return _make_brief(Brief, (bytes(window[at + _FRAME.size : table]), tuple(arrays))), behind + nbytes

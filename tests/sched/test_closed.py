@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.base.errors import FlowrtError
+from flowrt.base.errors import FlowrtError, ResourceError, SpecError
 from flowrt.kernels.run.direct import available
 from flowrt.sched.drivers.closed import Closed
 
@@ -102,3 +102,16 @@ async def test_a_failure_names_the_node_and_later_runs_go_well() -> None:
             assert closed.run_now([np.int32([1])], 1) is not None
             with pytest.raises(FlowrtError, match="an index is out of range"):
                 closed.run_now([np.int32([9])], 1)
+
+
+async def test_what_does_not_fit_is_refused_whether_or_not_a_direct_call_runs_the_rest() -> None:
+    graph, fetches = built()
+    async with fr.Session(graph) as session:
+        executor, _ = await executor_of(session, fetches)
+        closed = Closed(executor, SEED, "replica 3 of 'job'")
+        for _ in range(20):
+            with pytest.raises(SpecError, match=r"rows .* of replica 3 of 'job': expected int32.*, float32\[1\] came"):
+                closed.run_now([np.float32([1])], 1)
+            with pytest.raises(ResourceError, match=r"of replica 3 of 'job' was not received: no room"):
+                closed.run_now(["no room"], 1)  # type: ignore[list-item]
+            assert closed.run_now([np.int32([1])], 1) is not None
