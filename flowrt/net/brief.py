@@ -51,7 +51,7 @@ Tail: TypeAlias = "tuple[int, int, bytes, list[memoryview]]"
 few bytes, and else these."""
 
 
-def tail(arrays: Sequence[Any]) -> Tail | None:
+def tail(arrays: Sequence[Any], limits: Limits = FRAME) -> Tail | None:
     """What follows the head of a frame with these arrays; None for what is none: see `frame`."""
     table, nbytes = b"", 0
     for array in arrays:
@@ -60,16 +60,16 @@ def tail(arrays: Sequence[Any]) -> Tail | None:
             return None
         table += entry
         nbytes += array.nbytes
-    if nbytes <= _JOINED and len(arrays) <= FRAME.arrays:
-        return len(arrays), len(table), b"".join([table, *map(np.ndarray.tobytes, arrays)]), []
-    if len(arrays) > FRAME.arrays or nbytes > FRAME.array_bytes:
+    if len(arrays) > limits.arrays or nbytes > limits.array_bytes:
         return None
+    if nbytes <= _JOINED:
+        return len(arrays), len(table), b"".join([table, *map(np.ndarray.tobytes, arrays)]), []
     return len(arrays), len(table), table, [*map(codec.bytes_of, arrays)]
 
 
-def frame(head: bytes, arrays: Sequence[Any]) -> list[bytes | memoryview] | None:
-    """As `frames.frame`; None for what is beyond limits or no array in order, which is others' to judge."""
-    behind = tail(arrays)
+def frame(head: bytes, arrays: Sequence[Any], limits: Limits = FRAME) -> list[bytes | memoryview] | None:
+    """As `frames.frame`; None for what is beyond ``limits`` or no array in order, which is others' to judge."""
+    behind = tail(arrays, limits)
     return None if behind is None else with_tail(head, behind)
 
 
