@@ -32,7 +32,7 @@ SHOCK = 4.0  # how much less likely than the best one a version makes a reading,
 SURE = 10.0  # how much less likely one is than the best one, at most: things may change
 
 YOUNG = 40  # versions until which each is looked at as it comes
-BATCH = 8  # versions that are looked at together from then on, and one more for every
+BATCH = 4  # versions that are looked at together from then on, and one more for every
 CROWD = 64  # replicas
 
 FINE = 16  # bins that are looked at one by one; beyond them at every so manieth of what they are away
