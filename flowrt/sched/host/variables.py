@@ -44,7 +44,7 @@ class Slot:
     device: str = ""  # in whose memory it lies, once a plan says so
     readers: int = 0
     writers: int = 0
-    lent: weakref.ref[np.ndarray[Any, Any]] | None = None  # as what it was lent last
+    lent: weakref.ref[np.ndarray[Any, Any]] | None = None  # the bytes as which it was lent last
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -159,17 +159,22 @@ class Variables:
         return value
 
     def lend(self, name: Name, spec: Spec) -> np.ndarray[Any, Any]:
-        """The memory of a variable that is held to be read: as it is now, for as long as the answer is referred to."""
+        """The memory of a variable that is held to be read: as it is now, for as long as anything refers to the answer.
+
+        So does whatever sees a part of it.
+        """
         slot, value = self._slots.get(name), self.value(name, spec)
         assert slot is not None
-        lent = None if slot.lent is None else slot.lent()
+        lent: Array | None = None if slot.lent is None else slot.lent()
         if lent is None or not np.may_share_memory(lent, value):
-            lent = value.view()
+            # what sees a part of an array keeps, of all that this is a view of, the last: here that is ``lent``
+            lent = np.frombuffer(value.reshape(-1).view(np.uint8).data, np.uint8)
             lent.flags.writeable = False
             slot.lent = weakref.ref(lent)
         self.lent.add(name)
         self._alone(self._outdate_writers, name)
-        return lent
+        seen: Array = lent.view(value.dtype).reshape(value.shape)
+        return seen
 
     def _outdate_writers(self, name: Name) -> None:
         """Have direct calls that would write what is lent go the way on which it is parted from."""

@@ -16,14 +16,13 @@ from flowrt.sched.replica.replica import Replica
 class RecordingWay:
     """Notes what is posted; whatever is computed fails."""
 
+    striking = None
+
     def __init__(self) -> None:
         self.posted: list[Any] = []
 
     def post(self, task: str, message: Any) -> None:
         self.posted.append(message)
-
-    def read(self, version: int, then: Callable[[], None]) -> None:
-        then()
 
     def compute(self, plan: Any, feeds: Any, run: Any, then: Any, failed: Callable[[BaseException], None]) -> None:
         failed(FlowrtError("an index is out of range"))
