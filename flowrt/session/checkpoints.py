@@ -29,16 +29,7 @@ from flowrt.progress import Activity
 from flowrt.session.building_order import Order, from_manifest, nameless, order_of, to_manifest
 from flowrt.session.options import is_at_least
 from flowrt.session.restoring import OWN_NAMES, Fit, checked_renames, fit, listed
-from flowrt.session.saving import (
-    Places,
-    Saving,
-    in_thread,
-    pieces_of,
-    prepare_on_tasks,
-    take_on_tasks,
-    verify_on_tasks,
-    worth_preparing,
-)
+from flowrt.session.saving import Places, Saving, in_thread, pieces_of, prepare_on_tasks, take_on_tasks, verify_on_tasks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,7 +194,7 @@ class Checkpoints:
         """Count a training step, and begin to save if it is time: what is written is written beside others."""
         self._step += 1
         self._prepare(session)
-        if not self._is_due() or self._puts_off(session):
+        if not self._is_due() or self._puts_off():
             return
         await self._saving.acquire()
         try:
@@ -222,6 +213,14 @@ class Checkpoints:
             self._saved_step, self._saved_at = saving.step, self._clock()
             self._writing = asyncio.ensure_future(self._write_beside(saving, before))
 
+    async def catch_up(self, session: Inside) -> None:
+        """Make the save that was put off, if one was: after the last step none follows any more."""
+        if self._behind and self._is_due():
+            try:
+                await self.save(session)
+            except FlowrtError as error:
+                _log.warning("%s", error)
+
     def _is_due(self, steps: int = 0, seconds: float = 0.0) -> bool:
         """Whether it is time to save, or will be after so many steps or seconds more."""
         due = self.every_steps is not None and self._step + steps - self._saved_step >= self.every_steps
@@ -229,11 +228,12 @@ class Checkpoints:
             self.every_seconds is not None and self._clock() + seconds - self._saved_at >= self.every_seconds
         )
 
-    def _puts_off(self, session: Inside) -> bool:
+    def _puts_off(self) -> bool:
         """Whether a save that is due follows a later step: one of much, where the one before is not written yet, and
         then until memory is ready for its copies."""
         preparing = self._preparing is not None and not self._preparing.done()
-        self._behind = (self.is_saving or (self._behind and preparing)) and worth_preparing(session)
+        due_later = self.is_saving or (self._behind and preparing)
+        self._behind = due_later and self._places is not None and self._places.are_large
         return self._behind
 
     def _prepare(self, session: Inside) -> None:

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -82,6 +82,11 @@ class Places:
         self._session = session
         self._known: tuple[StandIns, tuple[Device, ...]] | None = None
         self._tasks: dict[Name, str] = {}
+
+    @cached_property
+    def are_large(self) -> bool:
+        """Whether the variables come to so much that copies of them take long."""
+        return sum(_held_spec(piece).nbytes for piece in pieces_of(self._session.graph)) >= PREPARED
 
     def find(self) -> Mapping[Name, str]:
         """The task of each variable. Raises `NodeLost` where one is lost that others need."""
@@ -209,11 +214,6 @@ class Saving:
 
         await together(answer(task, pieces) for task, pieces in self._tasks.items())
         return {task: found[task] for task in self._tasks}
-
-
-def worth_preparing(session: Inside) -> bool:
-    """Whether a graph's variables are so large that copies of them take long."""
-    return sum(_held_spec(piece).nbytes for piece in pieces_of(session.graph)) >= PREPARED
 
 
 async def prepare_on_tasks(session: Inside, places: Places) -> None:

@@ -127,7 +127,11 @@ class Session(AsyncOnly):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         unmark(error)
-        await self._close()
+        try:
+            if error is None and self.checkpoints is not None:
+                await self.checkpoints.catch_up(self)
+        finally:
+            await self._close()
 
     async def _open_runner(self) -> Runner:
         if self._cluster is None:
@@ -288,9 +292,8 @@ class Session(AsyncOnly):
     def _open(self) -> Runner:
         if self._closed or self._runner is None:
             state = "closed" if self._closed else "not open yet"
-            raise ClosedError(
-                f"{user_site()}: the session is {state}; use it inside `async with fr.Session(graph) as session:`"
-            )
+            where = "inside `async with fr.Session(graph) as session:`"
+            raise ClosedError(f"{user_site()}: the session is {state}; use it {where}")
         return self._runner
 
     def _open_here(self) -> Runner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,21 @@ async def test_the_first_save_of_much_is_of_the_step_for_which_it_is_due(tmp_pat
         assert held.checkpoints.is_saving
         held.written.set()
     assert [step for _, step in held.checkpoints.saves()] == [1]
+
+
+@pytest.mark.parametrize("ends", ["in order", "by an error"])
+async def test_a_save_that_was_put_off_is_made_when_a_session_ends_in_order(tmp_path: Path, ends: str) -> None:
+    graph, _, bump = model(2 * MIB)
+    held = Held(tmp_path, every_steps=2)
+    with contextlib.suppress(ZeroDivisionError):
+        async with fr.Session(graph, checkpoints=held.checkpoints) as session:
+            for _ in range(5):
+                await session.run(bump)
+            assert held.checkpoints.is_saving
+            held.written.set()
+            if ends == "by an error":
+                raise ZeroDivisionError
+    assert [step for _, step in held.checkpoints.saves()] == ([2, 5] if ends == "in order" else [2])
 
 
 async def test_where_there_is_no_memory_for_a_copy_writers_wait_until_their_variable_is_written(tmp_path: Path) -> None:
