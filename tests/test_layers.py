@@ -32,7 +32,6 @@ FLOOR = [
     "base/attributes",
     "base/alike",
     "base/parameters",
-    "base/elsewhere",
     "base/familiar",
     "base/locating",
     "base/partitioning",

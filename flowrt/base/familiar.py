@@ -1,6 +1,6 @@
 """Names from NumPy, PyTorch, TensorFlow and JAX, answered by flowrt's own.
 
-Law: words only, most of them `elsewhere`'s. Whoever lacks an attribute asks `absent` for the error to raise.
+Law: words only, those of `elsewhere.txt`. Whoever lacks an attribute asks `absent` for the error to raise.
 """
 
 from __future__ import annotations
@@ -10,81 +10,29 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from flowrt.base.elsewhere import BEHIND, PAGES
+from flowrt.base.package import PACKAGE
 
-KEYWORDS = """
-    axis: dim dims axes dimension reduction_indices
-    axes: perm dims permutation
-    keepdims: keepdim keep_dims
-    x: a input inputs tensor data value array image images
-    a: x x1 input left
-    b: y x2 other right
-    values: tensors arrays inputs
-    shape: size dims newshape new_shape output_shape
-    strides: stride step window_strides
-    dilations: dilation rate rhs_dilation
-    padding: pad pads
-    paddings: pad padding pad_width pads
-    filters: filter kernel weight weights
-    groups: feature_group_count
-    window: kernel_size ksize pool_size window_shape size
-    transpose_a: adjoint_a trans_a
-    transpose_b: adjoint_b trans_b
-    logits: input predictions y_pred
-    labels: target targets y_true
-    depth: num_classes classes n
-    indices: index ids idx
-    ids: indices input index
-    shards: table params weight embeddings
-    segment_ids: ids index indices
-    num_segments: n size minlength
-    num_partitions: n
-    min: clip_value_min a_min low
-    max: clip_value_max a_max high
-    mean: loc
-    stddev: std scale sigma
-    low: minval min a
-    high: maxval max b
-    epsilon: eps variance_epsilon
-    scale: weight gamma
-    offset: bias beta
-    bias: b biases
-    rate: p prob dropout_prob
-    value: fill_value constant_values
-    repeats: reps multiples
-    condition: cond mask pred
-    pred: condition cond predicate
-    true_fn: if_true
-    false_fn: if_false
-    cond_fn: cond condition
-    body_fn: body
-    loop_vars: init_val
-    maximum_iterations: max_iterations
-    fn: f func function
-    xs: elems inputs
-    init: initializer initial
-    equation: subscripts
-    dtype: type out_type
-    rows: N num_rows
-    columns: M num_columns
-    start: low
-    stop: end limit high
-    step: delta
-    lr: learning_rate
-    beta1: betas b1 beta_1
-    beta2: b2 beta_2
-    decay: rho
-    variables: var_list params parameters
-    norm: max_norm clip_norm
-"""
-"""What arguments are called here, and what elsewhere."""
+BEHIND = {"fr": "fr.nn", "fr.nn": "fr", "fr.random": "fr", "a tensor": "fr"}
+"""Where else a name is looked for."""
+
+
+@cache
+def pages() -> dict[str, list[tuple[str, list[str]]]]:
+    """By heading, line by line, what to write here and what others call it."""
+    found: dict[str, list[tuple[str, list[str]]]] = {}
+    for line in (PACKAGE / "base" / "elsewhere.txt").read_text("utf-8").splitlines():
+        if line.startswith("["):
+            page = found[line[1:-1]] = []
+        elif line and not line.startswith("#"):
+            here, _, names = line.rpartition(": ")
+            page.append((here, names.split()))
+    return found
 
 
 def keyword_hint(name: str, there: Sequence[str]) -> str:
     """Which of the arguments ``there`` is meant by ``name``: what is called so elsewhere, or nearly so here."""
-    for line in KEYWORDS.strip().splitlines():
-        here, _, names = line.strip().partition(": ")
-        if here in there and name in names.split():
+    for here, names in pages()["an argument"]:
+        if here in there and name in names:
             return f"; write {here}="
     from difflib import get_close_matches
 
@@ -95,15 +43,8 @@ def keyword_hint(name: str, there: Sequence[str]) -> str:
 @cache
 def _page(namespace: str) -> dict[str, str]:
     """What to write here, by the name that is typed."""
-    return {**_words(BEHIND.get(namespace, "")), **_words(namespace)}
-
-
-def _words(namespace: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for line in PAGES.get(namespace, "").strip().splitlines():
-        here, _, names = line.strip().rpartition(": ")
-        found |= {name: here.replace("NAME", name) for name in names.split()}
-    return found
+    lines = [*pages().get(BEHIND.get(namespace, ""), ()), *pages().get(namespace, ())]
+    return {name: here.replace("NAME", name) for here, names in lines for name in names}
 
 
 def hint(namespace: str, name: str, there: Iterable[str] = ()) -> str:

@@ -14,8 +14,7 @@ import pytest
 
 import flowrt as fr
 from flowrt import operators
-from flowrt.base.elsewhere import PAGES
-from flowrt.base.familiar import hint
+from flowrt.base.familiar import hint, pages
 from flowrt.base.package import PACKAGE
 
 MODULES: dict[str, Any] = {
@@ -112,17 +111,16 @@ def test_asking_for_what_is_not_there_stays_an_ordinary_question() -> None:
         assert fr.nn.embedding(np.int32([1]), np.ones((3, 2))).shape == (1, 2)
 
 
-@pytest.mark.parametrize("namespace", PAGES)
+@pytest.mark.parametrize("namespace", sorted({*pages()} - {"an argument"}))
 def test_what_the_pages_say_to_write_exists(namespace: str) -> None:
     seen: set[str] = set()
-    for line in PAGES[namespace].strip().splitlines():
-        here, _, names = line.strip().rpartition(": ")
-        assert here, line
-        for name in names.split():
+    for here, names in pages()[namespace]:
+        assert here, names
+        for name in names:
             assert name not in seen, f"{name} stands twice in {namespace}"
             seen.add(name)
             for path in named(here.replace("NAME", name)):
-                assert exists(path), (line, path)
+                assert exists(path), (here, path)
             module = MODULES.get(namespace)
             if module is not None:
                 assert name not in vars(module), f"{namespace}.{name} is there"
@@ -182,7 +180,7 @@ def sayings() -> Iterator[tuple[str, str]]:
 
 
 def test_no_text_names_what_does_not_exist() -> None:
-    found = [(where, path) for where, text in sayings() if "elsewhere" not in where for path in named(text)]
+    found = [(where, path) for where, text in sayings() for path in named(text)]
     assert len(found) > 30
     assert [(where, path) for where, path in found if not exists(path)] == []
 

@@ -17,7 +17,7 @@ from places import PYTHONPATH, ROOT, TESTS
 from typed.wrong_keywords import CALLS
 
 import flowrt as fr
-from flowrt.base.familiar import KEYWORDS, keyword_hint
+from flowrt.base.familiar import keyword_hint, pages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,9 +62,9 @@ def test_what_keywords_are_answered_by_exists() -> None:
     optim = [getattr(fr.optim, name) for name in fr.optim.__all__]
     functions = [*FUNCTIONS.values(), *optim, fr.optim.Optimizer.minimize]
     takes = {name for function in functions for name in inspect.signature(function).parameters}
-    lines = [line.strip().partition(": ") for line in KEYWORDS.strip().splitlines()]
-    assert {here for here, _, _ in lines} <= takes
-    assert all(here not in names.split() for here, _, names in lines)
+    lines = pages()["an argument"]
+    assert {here for here, _ in lines} <= takes
+    assert all(here not in names for here, names in lines)
     assert keyword_hint("stride", ["x", "strides"]) == "; write strides="
     assert keyword_hint("epsilom", ["x", "epsilon"]) == "; did you mean epsilon=?"
     assert keyword_hint("nonsense", ["x", "epsilon"]) == ""
