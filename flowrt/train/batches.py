@@ -95,6 +95,7 @@ class Supply:
         self._together = 1  # so many batches go in a message
         self._values: dict[int, Values] = {}  # by identity, of what was drawn and is not accounted for
         self._drawing: asyncio.Task[None] | None = None
+        self._told: Callable[[], None] | None = None  # None while nothing is handed out
         self.ledger: Writer | None = None  # which is told before anybody else
 
     @property
@@ -167,12 +168,22 @@ class Supply:
 
     # ── handing out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fill(self, told: Callable[[], None]) -> None:
-        """Hand out what may be, now or as it comes; ``told`` is called once nothing is left to hand out."""
+    def begin(self, told: Callable[[], None]) -> None:
+        """From now on, until it is to `rest`, there is somebody to `fill`, who is ``told`` once nothing is left."""
+        self._told = told
+
+    def rest(self) -> None:
+        """Hand nothing out until it is to `begin` again; what is being drawn is kept for then."""
+        self._told = None
+
+    def fill(self) -> None:
+        """Hand out what may be, now or as it comes."""
+        if self._told is None:
+            return
         until = time.perf_counter() + LONG
         while (due := self._hand_drawn()) is not None:
             if self._source.waits:
-                self._drawing = self._drawing or asyncio.ensure_future(self._draw(told))
+                self._drawing = self._drawing or asyncio.ensure_future(self._draw())
                 return
             began = time.perf_counter()
             if began > until and self.given[due[0]] - self.handing.spent[due[0]] >= self._depth:
@@ -185,18 +196,19 @@ class Supply:
                 self._fail(error)
             if self._has(due[1]):
                 self._hand(*due)
-        self._end_filling(told)
+        self._end_filling()
 
-    async def _draw(self, told: Callable[[], None]) -> None:
+    async def _draw(self) -> None:
         try:
-            while (due := self._hand_drawn()) is not None:
+            while self._told is not None and (due := self._hand_drawn()) is not None:
                 self._admit(due[0], await self._source.wait_next())
         except Exception as error:
             self._fail(error)
-            self._hand_drawn()
         finally:
             self._drawing = None
-        self._end_filling(told)
+        if self._told is not None:
+            self._hand_drawn()
+            self._end_filling()
 
     def _has(self, identity: int | None) -> bool:
         """Whether a batch is there to be handed out."""
@@ -226,14 +238,14 @@ class Supply:
         if self.handing.hand(replica, identity) - self._sent[replica] >= self._together:
             self._send(replica)
 
-    def _end_filling(self, told: Callable[[], None]) -> None:
+    def _end_filling(self) -> None:
         """Send what nothing more goes with, and say so where nothing is left."""
         if self._sent != self.given:
             for replica, number in enumerate(self.given):
                 if number > self._sent[replica]:
                     self._send(replica)
-        if self.over:
-            told()
+        if self.over and self._told is not None:
+            self._told()
 
     def _send(self, replica: int) -> None:
         """Send a replica what it was not sent yet, together."""

@@ -47,7 +47,7 @@ class ServersSupply(Identities):
         """Server 0 has seen to it, and reports which they were."""
         return []
 
-    def fill(self, told: Callable[[], None]) -> None:
+    def fill(self) -> None:
         """Server 0 does."""
 
     def confirm_lost(self, replica: int, spent: int) -> list[int]:

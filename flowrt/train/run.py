@@ -93,7 +93,6 @@ class Run:
         self._deviceless = Deviceless(trainer, self._runner)
         self._counted = False  # the servers were told how many batches there are
         self.ended_at = -1  # the version that all servers are at, once it is over and that is known
-        self._hands_out = False  # all have begun, and nobody is told to end
         self._seen = 0  # versions before this one are reported
         self._allowed = 0  # versions before this one may be applied
 
@@ -214,7 +213,7 @@ class Run:
         if self.copies is not None:
             self.copies.moving = ahead > 0
         self._allow()
-        self._hands_out = True
+        self._supply.begin(self._news.set)
         self._fill()
         while not self._reports:
             if not self._counted and self._supply.over:
@@ -232,8 +231,7 @@ class Run:
     def _fill(self, before: Callable[[], object] = lambda: None) -> None:
         try:
             before()
-            if self._hands_out:
-                self._supply.fill(self._news.set)
+            self._supply.fill()
         except FlowrtError as error:
             self.fail(error)
 
@@ -457,7 +455,7 @@ class Run:
 
     async def rest(self) -> None:
         """Watch no more who is there, and hand nothing out."""
-        self._hands_out = False
+        self._supply.rest()
         working = [*self._watching, *self._joining.values()]
         for task in working:
             task.cancel()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class Handing:
         tensor: Any = SimpleNamespace(spec=Spec("float32", (size,)))
         source = Batches(self._drawn(numbers, size), ["x"])
         self.supply = Supply(source, [{"x": tensor}] * replicas, DEPTH, self._give, np.ascontiguousarray)
+        self.supply.begin(lambda: None)
 
     def _drawn(self, numbers: Iterable[int], size: int) -> Iterable[dict[str, Any]]:
         for number in numbers:
@@ -42,7 +44,7 @@ class Handing:
         """All replicas have spent their first batches, up to that one."""
         for replica in range(len(self.supply.given)):
             self.supply.spend(replica, number)
-        self.supply.fill(lambda: None)
+        self.supply.fill()
 
     def has(self, replica: int) -> int:
         """How many batches the replica was sent; they came in order."""
@@ -51,7 +53,8 @@ class Handing:
         return len(numbers)
 
 
-def test_small_batches_go_several_in_a_message_and_none_waits_for_one() -> None:
+def test_small_batches_go_several_in_a_message_and_none_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches.time, "perf_counter", float)  # however busy this machine is
     handing = Handing(itertools.count())
     for step in range(30):
         handing.step(step)
@@ -121,7 +124,7 @@ def test_who_is_excused_is_handed_nothing_until_it_is_included_again() -> None:
         handing.step(step)
     assert (handing.has(0), handing.has(1)) == (5 + DEPTH, DEPTH)
     handing.supply.include(1)
-    handing.supply.fill(lambda: None)
+    handing.supply.fill()
     assert handing.has(1) == 5 + DEPTH
 
 
@@ -130,5 +133,60 @@ def test_whoever_fills_is_told_that_nothing_is_left_as_totals_are_to_be_said_the
     handing.step(0)
     assert not handing.supply.over
     handing.supply.spend(0, 2)  # as where a replica joins while nobody waits for a report
-    handing.supply.fill(lambda: told.append(handing.supply.over))
+    handing.supply.begin(lambda: told.append(handing.supply.over))
+    handing.supply.fill()
     assert told == [True]
+
+
+async def test_what_is_drawn_between_two_runs_waits_for_the_next_one_which_hears_of_the_end() -> None:
+    """An asynchronous source goes on while a run is changed for another, to which nothing may be given yet."""
+    handing, asked, may_come = Handing(()), asyncio.Event(), asyncio.Event()
+
+    async def coming() -> AsyncIterator[dict[str, Any]]:
+        yield {"x": np.zeros(1, "float32")}
+        asked.set()
+        await may_come.wait()
+        yield {"x": np.ones(1, "float32")}
+
+    supply, told = handing.supply, []
+    supply._source = Batches(coming(), ["x"])
+    supply.begin(lambda: told.append("before"))
+    supply.fill()
+    async with asyncio.timeout(10):
+        await asked.wait()
+        supply.rest()
+        supply.begin_again()
+        handing.sent.clear()
+        may_come.set()
+        assert supply._drawing is not None
+        await supply._drawing
+        assert (handing.sent, told) == ([], [])
+        supply.begin(lambda: told.append("after"))
+        supply.fill()
+        while supply._drawing is not None:
+            await supply._drawing
+    assert sorted(batch for _, _, batches in handing.sent for batch in batches) == [0, 1]
+    assert told == ["after"]
+
+
+async def test_an_asynchronous_source_that_fails_between_two_runs_fails_the_next_one() -> None:
+    handing, asked, may_fail = Handing(()), asyncio.Event(), asyncio.Event()
+
+    async def failing() -> AsyncIterator[dict[str, Any]]:
+        asked.set()
+        await may_fail.wait()
+        raise ValueError("no more")
+        yield {}
+
+    supply, told = handing.supply, []
+    supply._source = Batches(failing(), ["x"])
+    supply.fill()
+    async with asyncio.timeout(10):
+        await asked.wait()
+        supply.rest()
+        may_fail.set()
+        assert supply._drawing is not None
+        await supply._drawing
+    supply.begin(lambda: told.append(str(supply.error)))
+    supply.fill()
+    assert told == ["no more"]

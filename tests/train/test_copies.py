@@ -7,6 +7,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,13 @@ def loss_fn(inputs: dict[str, fr.Tensor]) -> Any:
 def batches() -> Iterator[dict[str, np.ndarray]]:
     while True:
         yield {"x": np.ones((2, 3), np.float32)}
+
+
+async def coming(count: int) -> AsyncIterator[dict[str, np.ndarray]]:
+    """As `batches`, each a little later than it is asked for: one is on its way at any time."""
+    for batch in islice(batches(), count):
+        await asyncio.sleep(0.002)
+        yield batch
 
 
 class Training:
@@ -128,6 +136,18 @@ async def test_a_server_dies_and_no_step_is_lost(servers: int, victims: tuple[in
             await at.check(report)
             await at.check_equal()
         await steps.aclose()
+
+
+async def test_batches_that_are_awaited_while_a_server_dies_are_all_used() -> None:
+    async with training(2, fr.train.AllOf()) as at:
+        steps = at.trainer.steps(at.session, coming(2 * 80))
+        report = await follow(steps, None, 5)
+        await at.kill("/job:ps/task:0")
+        report = await follow(steps, report, 10)
+        await at.revive("/job:ps/task:0")
+        report = await follow(steps, report, 65)
+        assert [report async for report in steps] == []
+        await at.check(report)
 
 
 def take_for_large(monkeypatch: pytest.MonkeyPatch) -> None:
