@@ -67,7 +67,7 @@ _LEAVES = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})  # w
 SHORT = 1 << 10  # bytes of a header that may be decoded before it is surveyed
 MOST_CONTAINERS = 128  # bytes of it that may begin one, as bytes of floats may: each may claim as many values as bytes
 # What `decode_whole` stays within: a value takes a byte at least, the description of an array six.
-WHOLE = Limits(header=SHORT, items=SHORT, arrays=SHORT // 6, array_bytes=1 << 16)
+WHOLE = Limits(header=SHORT, items=SHORT, arrays=SHORT // 6, array_bytes=1 << 17)
 
 _BUFFER = 1 << 10  # bytes that a header is written to at first
 _LAYOUTS = 1024  # dtypes and shapes whose descriptions are kept
@@ -455,7 +455,7 @@ def _array(header: bytes, at: int, limits: Limits) -> tuple[Layout, int]:
     width = _EXTENSIONS.get(header[at], 0)
     length = _number(header, at + 1, width) if width else _FIXED_EXTENSIONS[header[at]]
     start = at + 1 + width
-    return layout_of(header[start + 1 : start + 1 + length], limits, header[start]), start + 1 + length
+    return layout_of(header[start + 1 : start + 1 + length], limits.rank, header[start]), start + 1 + length
 
 
 @lru_cache(_LAYOUTS)
@@ -465,11 +465,11 @@ def _sized(kind: int, data: bytes) -> tuple[Layout, int]:
     return layout, nbytes(layout)
 
 
-def layout_of(description: bytes, limits: Limits, kind: int = _ARRAY) -> Layout:
+def layout_of(description: bytes, most: int, kind: int = _ARRAY) -> Layout:
     """The array that `describe` described; `BrokenStream` for what describes none, or one of too many dimensions."""
     layout = _layout(kind, description)
-    if len(layout[1]) > limits.rank:
-        raise _too_many_dimensions(len(layout[1]), limits.rank)
+    if len(layout[1]) > most:
+        raise _too_many_dimensions(len(layout[1]), most)
     return layout
 
 

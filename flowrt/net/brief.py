@@ -93,13 +93,14 @@ def _entry(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes | None:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def survey(header: Bytes, limits: Limits) -> list[Layout]:
+def survey(header: Bytes, limits: Limits) -> Sequence[Layout]:
     """As `codec.survey`."""
     header = bytes(header)
     length, count = _lengths(header)
     if count > limits.arrays:
         raise BrokenStream(f"the header describes {count} arrays, over the limit of {limits.arrays}")
-    layouts = _layouts(header[_START.size + length :], count, limits)
+    read = _known_layouts if len(header) <= SHORT else _layouts
+    layouts = read(header[_START.size + length :], count, limits.rank)
     codec.check_sizes(layouts, limits)
     return layouts
 
@@ -110,10 +111,11 @@ def assemble(header: Bytes, arrays: Sequence[Any]) -> Brief:
     return Brief(bytes(header[_START.size : _START.size + length]), tuple(arrays))
 
 
-def decode_whole(window: memoryview, at: int, end: int, allocate: Allocate) -> tuple[Brief, int] | None:
+def decode_whole(window: memoryview, at: int, end: int, allocate: Allocate) -> tuple[Brief | None, int] | None:
     """The message of the frame that begins ``at`` a place in ``window``, and where it ends: see `codec.decode_whole`.
 
-    None for what is no brief frame that is short, legal, and there until ``end``.
+    No message, but still where it ends, for one that is not all there until ``end``. None for what is no brief frame
+    that is short, legal and no longer than ``window``, or whose header is not all there.
     """
     try:
         length, _, size, count = _FRAME.unpack_from(window, at)
@@ -122,7 +124,7 @@ def decode_whole(window: memoryview, at: int, end: int, allocate: Allocate) -> t
             return None
         layouts, nbytes, is_small = _known(bytes(window[table:behind]), count)
         if behind + nbytes > end:
-            return None
+            return (None, behind + nbytes) if behind + nbytes - at <= len(window) else None
         arrays = []
         for dtype, shape, offset in layouts:
             sent = np.ndarray(shape, dtype, window, behind + offset)
@@ -151,26 +153,31 @@ def _lengths(header: bytes) -> tuple[int, int]:
 
 @lru_cache(_KEPT)
 def _known(table: bytes, count: int) -> tuple[tuple[tuple[np.dtype[Any], tuple[int, ...], int], ...], int, bool]:
-    """Dtype, shape and place, in bytes, of the arrays of a short table, none of them empty.
+    """Dtype, shape and place, in bytes, of the arrays of a short table.
 
     Then how many bytes they are, and whether that is few for each.
     """
-    layouts = _layouts(table, count, WHOLE)
+    layouts = _known_layouts(table, count, WHOLE.rank)
+    codec.check_sizes(layouts, FRAME)
     sizes = [codec.nbytes(layout) for layout in layouts]
     *places, nbytes = itertools.accumulate(sizes, initial=0)
-    if not all(sizes) or nbytes > WHOLE.array_bytes:
-        raise BrokenStream("not to be received in one go")
     placed = tuple([(*layout, place) for layout, place in zip(layouts, places, strict=True)])
     return placed, nbytes, max(sizes, default=0) < _UNCOUNTED
 
 
-def _layouts(table: bytes, count: int, limits: Limits) -> list[Layout]:
-    """The arrays that a table describes; `BrokenStream` if these are not so many, or it is longer."""
+def _layouts(table: bytes, count: int, most: int) -> Sequence[Layout]:
+    """The arrays that a table describes, of at most so many dimensions.
+
+    Raises `BrokenStream` if these are not so many, or it is longer.
+    """
     layouts: list[Layout] = []
     at = 0
     while at < len(table) and len(layouts) < count:
         begin, at = at + 1, at + 1 + _CODE + 8 * table[at]
-        layouts.append(codec.layout_of(table[begin:at], limits))
+        layouts.append(codec.layout_of(table[begin:at], most))
     if at != len(table) or len(layouts) != count:
         raise BrokenStream(f"a brief header describes {count} arrays in {len(table)} bytes, which are others'")
-    return layouts
+    return tuple(layouts)
+
+
+_known_layouts = lru_cache(_KEPT)(_layouts)  # of short tables

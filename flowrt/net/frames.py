@@ -32,7 +32,7 @@ Deliver: TypeAlias = Callable[[Message, int], None]
 Piece: TypeAlias = bytes | memoryview
 
 GOODBYE = bytes(4)
-WINDOW = 1 << 16  # bytes received at once when it is not known what they are
+WINDOW = 1 << 17  # bytes received at once when it is not known what they are; what is `WHOLE` has room there
 WORK = 1 << 13  # bytes of headers decoded at once: 4 ms, where each byte is an empty map
 _PREFIX = struct.Struct("<I")
 _PLACED = 1 << 31  # in the length of a header: places follow it
@@ -191,7 +191,7 @@ class FrameReader:
         self._rest = _NOTHING  # what of the header or array in progress is not yet received
         self._past = 0  # bytes of an array without room that are still to be read past
         self._header: bytearray | None = None  # of the frame in progress
-        self._layouts: list[codec.Layout] | None = None  # of its arrays, once the header is surveyed
+        self._layouts: Sequence[codec.Layout] | None = None  # of its arrays, once the header is surveyed
         self._places: bytearray | None = None  # of its arrays, where it has any; empty until the header is whole
         self._arrays: list[Array | NoRoom] | None = None  # of the frame in progress, once its header is whole
         self._targets: list[memoryview | int] = []  # arrays not yet begun, or the bytes to read past; the next one last
@@ -221,7 +221,7 @@ class FrameReader:
 
         Else nothing is done, and `buffer_updated` is to be told of them.
         """
-        if self._end or self._header is not None or self.ended or not self._roomy:
+        if self._end or not self._may_be_whole:
             return None
         whole = self._whole(0, count)
         return None if whole is None or whole[1] != count else whole[0]
@@ -229,7 +229,7 @@ class FrameReader:
     def _whole(self, at: int, end: int) -> tuple[Message, int] | None:
         """The message of the frame that begins ``at`` a place of the window, and where it ends.
 
-        None for what is not short, legal, and there until ``end``.
+        None for what is not short and legal. What is not there until ``end`` is none, or where it ends is beyond that.
         """
         begin = at + _PREFIX.size
         if begin >= end:
@@ -252,25 +252,30 @@ class FrameReader:
             self._end += count
         self._worked = 0
         while self._worked < self._work and (self._start < self._end or self._header is not None):
-            if not (self._take_whole() or self._advance()):
+            whole = self._whole(self._start, self._end) if self._may_be_whole else None
+            if whole is None:
+                if not self._advance():
+                    break
+            elif whole[1] <= self._end:
+                self._take(*whole)
+            else:  # the window has room for all of it
                 break
         if self._start == self._end:
             self._start = self._end = 0
         else:
             self._make_room()
 
-    def _take_whole(self) -> bool:
-        """Deliver the next frame at once, if it is short and all there; answers whether it was."""
-        if self._header is not None or self.ended or not self._roomy:
-            return False
-        whole = self._whole(self._start, self._end)
-        if whole is None:
-            return False
-        (message, end), (length,) = whole, _PREFIX.unpack_from(self._window, self._start)
+    @property
+    def _may_be_whole(self) -> bool:
+        """Whether the next frame is to be taken in one go, if it is short."""
+        return self._header is None and not self.ended and self._roomy
+
+    def _take(self, message: Message, end: int) -> None:
+        """Deliver the message of the next frame, which ends there."""
+        (length,) = _PREFIX.unpack_from(self._window, self._start)
         size, self._start = end - self._start, end
         self._worked += _PREFIX.size + length
         self._deliver(message, size)
-        return True
 
     def _advance(self) -> bool:
         """Take one step; answers whether another is possible with the bytes at hand."""
@@ -324,7 +329,7 @@ class FrameReader:
         self._size += sum(array.nbytes for array in here)
         self._arrays, self._layouts, self._places = arrays, None, None
 
-    def _survey(self, header: bytearray) -> list[codec.Layout]:
+    def _survey(self, header: bytearray) -> Sequence[codec.Layout]:
         survey = brief.survey if header[0] == brief.BEGINS else codec.survey
         return survey(header, self._limits)
 

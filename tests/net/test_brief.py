@@ -15,7 +15,7 @@ from flowrt.base.codec import FRAME, Limits
 from flowrt.base.errors import BrokenStream
 from flowrt.net import brief, briefly
 from flowrt.net.brief import BEGINS
-from flowrt.net.frames import FrameReader, NoRoom, allocate_array, frame
+from flowrt.net.frames import WINDOW, FrameReader, NoRoom, allocate_array, frame
 from flowrt.net.messages import from_data, to_data
 from flowrt.sched.drivers.messages import Allow, Batch, NewVersion, Report, Seen, Update
 
@@ -225,6 +225,41 @@ def test_memory_is_asked_for_where_it_is_counted_and_not_for_a_few_numbers() -> 
     assert found[1] == len(whole)
     assert same(found[0].arrays, (SMALL, np.arange(600.0)))
     assert asked == [(600,)]
+
+
+@pytest.mark.parametrize("cut", [9, 60, 1000, 70_000])
+def test_a_message_with_room_in_the_window_is_waited_for_and_then_decoded_where_it_lies(cut: int) -> None:
+    update = Update(RUN, 7, 3, 9, (np.arange(1 << 14, dtype=np.float32), np.zeros((0, 4)), np.arange(2048.0)))
+    whole, came, asked = written(update), list[Any](), list[tuple[int, ...]]()
+
+    def allocate(dtype: Any, shape: tuple[int, ...]) -> Any:
+        asked.append(shape)
+        return np.empty(shape, dtype)
+
+    reader = FrameReader(lambda data, size: came.append((data, size)), allocate=allocate)
+    for piece, is_idle in ((written(ALLOWS["to go on"]), True), (whole[:cut], False), (whole[cut:], True)):
+        assert asked == []
+        reader.get_buffer()[: len(piece)] = piece
+        reader.buffer_updated(len(piece))
+        assert reader.idle == is_idle
+    (_, (data, size)) = came
+    assert same(fields(from_data(data)), fields(update))
+    assert size == len(whole)
+    assert [shape for shape in asked if 0 not in shape] == [(1 << 14,), (2048,)]
+
+
+def test_a_message_without_room_in_the_window_is_received_where_it_stays() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def allocate(dtype: Any, shape: tuple[int, ...]) -> Any:
+        asked.append(shape)
+        return np.empty(shape, dtype)
+
+    whole = written(Update(RUN, 7, 3, 9, (np.arange(WINDOW, dtype=np.uint8),)))
+    reader = FrameReader(lambda data, size: None, allocate=allocate)
+    reader.get_buffer()[:1000] = whole[:1000]
+    reader.buffer_updated(1000)
+    assert asked == [(WINDOW,)]
 
 
 @pytest.mark.parametrize("header", [b"\xc1", struct.pack("<BHH", BEGINS, 5, 0), struct.pack("<BHH", BEGINS, 0, 1)])
