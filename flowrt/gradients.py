@@ -55,7 +55,8 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
     each y by a tensor of its shape (None: ones). Raises `GraphError` for an op on the way without a gradient rule.
     """
     given = list(xs) if isinstance(xs, (list, tuple)) else [xs]
-    outputs, sources = _tensors("ys", ys), _tensors("xs", [part for x in given for part in getattr(x, "parts", (x,))])
+    apart = [x.parts if hasattr(type(x), "parts") else (x,) for x in given]  # a tensor itself would look for a hint
+    outputs, sources = _tensors("ys", ys), _tensors("xs", [part for parts in apart for part in parts])
     graph = _innermost(outputs + sources)
     with building(graph), name_scope("gradients"):
         partials = _Partials()

@@ -194,4 +194,5 @@ def test_nothing_is_looked_for_among_all_names_while_a_graph_is_built(monkeypatc
         rows = fr.nn.embedding_lookup(table, np.array([1, 2]))
         loss = fr.sum(fr.nn.relu(x @ fr.transpose(table)[:, :3] + 1.0)) * fr.mean(rows)
         fr.optim.Adam(0.1).minimize(loss)
+        fr.gradients(loss, [x, table])
         fr.while_loop(lambda i: i < 3, lambda i: i + 1, np.int64(0))
