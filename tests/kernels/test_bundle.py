@@ -234,6 +234,18 @@ def test_nothing_is_built_where_a_bundle_is_or_none_is_wanted(monkeypatch: pytes
     assert started == [tmp_path / "none"]
 
 
+def test_no_builder_is_started_where_another_process_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(building.subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setattr(building, "_builders", [])
+    with command._only_builder(bundle_path(tmp_path), wait=False) as mine:
+        assert mine
+        building._start.__wrapped__(tmp_path)
+        assert started == []
+    building._start.__wrapped__(tmp_path)
+    assert len(started) == 1
+
+
 def test_the_command_builds_lists_and_cleans(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ long one. ``FLOWRT_BUILD=never`` leaves the bundle to ``python -m flowrt.kernels
 from __future__ import annotations
 
 import atexit
+import fcntl
 import logging
 import os
 import subprocess
@@ -16,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from flowrt.base.package import PACKAGE
+from flowrt.kernels.store.bundle import bundle_path
 from flowrt.kernels.store.objects import bundle, cache_folder
 
 if TYPE_CHECKING:
@@ -31,8 +33,28 @@ def build_standard_kernels() -> None:
         _start(cache_folder())
 
 
+def _is_being_built(path: Path) -> bool:
+    """Whether a process builds the bundle at ``path``: a cluster's nodes leave it to whom their client has started.
+
+    Who finds that nobody does starts one, which takes the lock, so that to try it here keeps no builder from it.
+    """
+    try:
+        handle = os.open(path.with_suffix(".building"), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 @cache
 def _start(folder: Path) -> None:
+    if _is_being_built(bundle_path(folder)):
+        return
     above = str(PACKAGE.parent)
     path = os.pathsep.join([above, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
