@@ -3,8 +3,9 @@
 Two programs: a chain of N operations, ``y = tanh(y * a + b)`` on 16 floats over and over; and N variables of 4 floats,
 moved by Adam. Of each side and size a process of its own, side after side and round after round, so that whatever else
 the machine does touches all alike: seconds from the first line of building to the end of building, to the end of the
-first step, and of one of the steps after that (their median). Kernels are warm: each program is run once in small
-before. Medians over rounds; of the first step the spread too, its growth for ten times the size, and how many times
+first step, and of one of the steps after that: the median once they become no faster, as flowrt makes a better tape
+beside the first steps, and how many seconds that took. Kernels are warm: each program is run once in small before.
+Medians over rounds; of the first step the spread too, its growth for ten times the size, and how many times
 flowrt's it is (the median of the rounds' ratios). JAX traces where flowrt and TensorFlow build, and TensorFlow's is the
 graph of its ``tf.compat.v1`` sessions. Peers are installed by scripts/peers; what is missing is left out, and so is a
 size that takes longer than the patience, or would by what the sizes before it took, and every larger one.
@@ -34,7 +35,7 @@ from compare import home, versions
 HERE = Path(__file__).parent
 SIZES = (1_000, 10_000, 100_000)
 LARGEST = {"chain": 100_000, "variables": 100_000}
-PARTS = ("built", "first", "step")
+PARTS = ("built", "first", "step", "settled")
 HEADING = "## Large graphs, to the end of their first step"
 COLUMNS = "| graph | built | first step over (of so many rounds) | growth from a tenth | x flowrt | a later step |"
 
@@ -92,7 +93,8 @@ class Side:
         ratios = [mine / here["first"] for mine, here in zip(first, ours, strict=False)]
         ratio = f"{statistics.median(ratios):.1f}" if ratios else ""
         growth = f"{self.growth:.1f}x" if self.growth else ""
-        return f"{middle['built']:.2f} s | {spread} | {growth} | {ratio} | {middle['step'] * 1e3:.2f} ms |"
+        step = f"{middle['step'] * 1e3:.2f} ms, {middle['settled']:.1f} s after it"
+        return f"{middle['built']:.2f} s | {spread} | {growth} | {ratio} | {step} |"
 
 
 def rows(
