@@ -40,6 +40,8 @@ class Scope:
     container: str = ""
 
 
+MOST_INFERRED = 4096  # kinds of nodes whose specs a graph remembers
+
 _OUTERMOST = Scope()
 _scope: ContextVar[Scope] = ContextVar("flowrt_scope", default=_OUTERMOST)
 
@@ -226,6 +228,7 @@ class Graph:
         self.partitions: dict[str, Partition] = {}  # what several variables hold together, by its name
         self.startable: set[int] = set()  # nodes that variables may start from, as far as any was asked about
         self._entered: list[building] = []
+        self._inferred: dict[tuple[Any, ...], tuple[Sequence[Spec], tuple[Spec, ...]]] = {}  # by the specs' ids
 
     def __enter__(self) -> Graph:
         if active_builder() not in (None, self):
@@ -294,7 +297,7 @@ class Graph:
         for tensor in inputs:
             if tensor._node.graph is not self:
                 raise GraphError(f"{op.name} ({site}): {tensor!r} belongs to another graph")
-        specs = op.infer([t._spec for t in inputs], attrs)
+        specs = op.infer([t._spec for t in inputs], attrs) if attrs else self._infer_alike(op, inputs)
         scope = _scope.get()
         node = Node(
             self,
@@ -311,6 +314,20 @@ class Graph:
         node.outputs = tuple([Tensor(node, i, spec) for i, spec in enumerate(specs)])
         self.nodes.append(node)
         return node.outputs or (node,)
+
+    def _infer_alike(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Spec, ...]:
+        """As `Op.infer` of an op without attributes, once for inputs of the same specs: large graphs repeat themselves.
+
+        What it answers is the same spec again, so that what is made of that is known too.
+        """
+        given = tuple([t._spec for t in inputs])
+        key = (op, *map(id, given))
+        found = self._inferred.get(key)
+        if found is None:
+            if len(self._inferred) >= MOST_INFERRED:
+                self._inferred.clear()
+            found = self._inferred[key] = given, op.infer(given, {})
+        return found[1]
 
     def _waits_for(self, control: Sequence[Node]) -> tuple[Node, ...]:
         return tuple(n for n in control if n.graph is self) if control else ()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from flowrt.base.collection import held_back
-from flowrt.base.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, from_site, user_site
 from flowrt.base.familiar import answering
 from flowrt.base.locating import fitting
 from flowrt.base.partitioning import Partition
@@ -109,7 +109,7 @@ class Optimizer(ABC):
         if not moves:
             raise GraphError(f"{user_site()}: there are no gradients to apply")
         done: list[Node] = []
-        with counted_together(), _update(name) as common:
+        with from_site(user_site()), counted_together(), _update(name) as common:
             for gradient, variable in moves:
                 with building(variable.graph), beside(as_node(variable)):
                     if isinstance(gradient, IndexedSlices):
@@ -245,6 +245,8 @@ def _number(variable: Variable, value: Any) -> Any:
     """A plain ``value`` in the variable's dtype: one node for all variables of a place, or each would bring several."""
     if not isinstance(value, (int, float, np.generic, np.ndarray)):
         return value
+    if isinstance(value, float):  # as most are
+        return _common.get().once(variable, (value.hex(), variable.dtype), lambda: constant(variable.dtype.type(value)))
     array = np.asarray(value).astype(variable.dtype)
     key = "number", array.shape, array.tobytes(), variable.dtype
     return _common.get().once(variable, key, lambda: constant(array))

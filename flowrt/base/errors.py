@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from flowrt.base.package import PACKAGE
 from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
 _PACKAGE = f"{PACKAGE}{os.sep}"
@@ -188,6 +190,16 @@ def how_to_bring(what: str) -> str:
 
 carried_site: ContextVar[Site | None] = ContextVar("flowrt_carried_site", default=None)
 """The user's line, where a call of theirs is carried to a thread on whose stack it is not."""
+
+
+@contextmanager
+def from_site(site: Site | None) -> Iterator[None]:
+    """Have what is built or refused inside be of the user's line ``site``, without looking for it on the stack."""
+    token = carried_site.set(site)
+    try:
+        yield
+    finally:
+        carried_site.reset(token)
 
 
 def user_site() -> Site:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.device import ANYWHERE
-from flowrt.base.errors import GraphError, Site, SpecError, carried_site, user_site
+from flowrt.base.errors import GraphError, Site, SpecError, from_site, user_site
 from flowrt.base.plain import as_dtype_of, default_array, takes
 from flowrt.base.plan import Plan, PlanFeed, PlanNode
 from flowrt.base.spec import Spec, spec_of
@@ -198,11 +198,8 @@ def built_again(
     graph: Graph, op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Attr], name: str, site: Site | None
 ) -> list[Tensor]:
     """The outputs of a node like one that was built at ``site``, in ``graph``."""
-    token = carried_site.set(site)
-    try:
+    with from_site(site):
         return [t for t in graph.apply(op, inputs, attrs, name) if isinstance(t, Tensor)]
-    finally:
-        carried_site.reset(token)
 
 
 def infer_body(body: Plan, inputs: Sequence[Spec]) -> list[Spec]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -51,11 +52,17 @@ def read_variable(
     *, resource: str, container: str, dtype: DType, shape: Any, fresh: bool = False, name: str | None = None
 ) -> Result:
     """The variable's value: before this step's writes, or, if ``fresh``, after those it is ordered behind."""
+    return _held(dtype, shape)
+
+
+@lru_cache(maxsize=1024)
+def _held(dtype: DType, shape: tuple[int, ...]) -> Spec:
+    """The spec of what such a variable holds, the same one for all that are alike."""
     return Spec(dtype, shape)
 
 
 def _check_written(value: Spec, resource: str, dtype: DType, shape: Any) -> None:
-    held = Spec(dtype, shape)
+    held = _held(dtype, shape)
     if not held.accepts(value.dtype, held.shape if value.dims is None else value.shape):
         raise SpecError(f"the variable {resource!r} holds {held}, not {value}")
 

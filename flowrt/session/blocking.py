@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from flowrt.base.errors import ClosedError, GraphError, carried_site, user_site
+from flowrt.base.errors import ClosedError, GraphError, from_site, user_site
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, shorten
 from flowrt.kernels.store.locking import while_wanted
@@ -97,13 +97,9 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise GraphError(f"{user_site()}: this runs on the session's own event loop, and would wait for itself")
-        token = carried_site.set(user_site())
-        try:
-            with self._gate:
-                if not self._closed:
-                    return asyncio.run_coroutine_threadsafe(work, self._loop)
-        finally:
-            carried_site.reset(token)
+        with from_site(user_site()), self._gate:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
         raise ClosedError(f"{user_site()}: the session is closed; use it inside its `with` block")
 

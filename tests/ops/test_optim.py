@@ -300,3 +300,21 @@ def test_one_variable_alone_may_be_named_to_minimise_along() -> None:
         session.run(train)
         np.testing.assert_array_equal(session.run(moved), 0 * START)
         np.testing.assert_array_equal(session.run(left), START)
+
+
+def test_all_that_an_update_builds_is_of_the_line_that_asks_for_it() -> None:
+    with fr.Graph() as graph:
+        w = fr.Variable([1.0, 2.0])
+        pairs = fr.optim.Adam(0.1).compute_gradients(fr.sum(fr.square(w)))
+        before = len(graph.nodes)
+        made = fr.optim.Adam(0.1).apply_gradients(pairs)
+        after = fr.square(w)
+    assert {node.site for node in graph.nodes[before : made.index + 1]} == {made.site}
+    assert made.site.file == __file__
+    assert after.op.site.line == made.site.line + 1
+
+
+def test_tensors_of_a_kind_share_what_is_known_of_them() -> None:
+    with fr.Graph():
+        specs = {id((fr.Variable([1.0, 2.0]) * fr.Variable([3.0, 4.0])).spec) for _ in range(20)}
+    assert len(specs) == 1
