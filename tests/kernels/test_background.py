@@ -130,6 +130,30 @@ def test_a_process_leaves_no_helper_behind(fresh_cache: Path) -> None:
         os.kill(int(done.stdout), 0)
 
 
+FORKING = """
+import os, subprocess, sys
+from flowrt.kernels.store import background, building
+def told():
+    return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+helper, builder = told(), told()
+background._state.helper, building._builders[:] = helper, [builder]
+helper.stdin.write(b"an order half written")
+if not os.fork():
+    mine = [os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) for _ in range(8)]  # under the numbers of the pipes
+    del helper, builder
+    os._exit(0 if sum(os.fstat(file).st_size for file in mine) == 0 else 1)
+print(os.waitpid(-1, 0)[1])
+background.close()
+building.stop_building()
+"""
+
+
+def test_a_forked_child_lets_go_of_the_helpers_pipes_once(tmp_path: Path) -> None:
+    asked = [sys.executable, "-c", FORKING, str(tmp_path / "mine")]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0\n"
+
+
 def test_first_steps_run_unfused_and_later_ones_fused(fresh_cache: Path) -> None:
     with fr.Graph() as graph:
         x = fr.placeholder(F4, (None,))

@@ -19,13 +19,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from flowrt.base.package import PACKAGE
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.store.objects import cache_folder
 
 if TYPE_CHECKING:
+    import io
     from pathlib import Path
 
 LOOKED_EVERY = 0.02  # seconds between two looks at the pipe
@@ -221,11 +222,15 @@ def _forget() -> None:
     global _state
     helper, _state = _state.helper, _State()
     if helper is not None:
-        for pipe in (helper.stdin, helper.stdout):
-            with suppress(OSError):
-                if pipe is not None:
-                    os.close(pipe.fileno())
+        for pipe in filter(None, (helper.stdin, helper.stdout)):
+            forget_pipe(pipe)
         helper.returncode = 0  # the parent's child, not this one's: nothing to wait for
+
+
+def forget_pipe(pipe: IO[bytes]) -> None:
+    """Close the parent's pipe in a forked child, once, and write nothing of what the parent has yet to write."""
+    with suppress(OSError):
+        cast("io.BufferedReader | io.BufferedWriter", pipe).raw.close()
 
 
 atexit.register(close)

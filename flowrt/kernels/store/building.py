@@ -17,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from flowrt.base.package import PACKAGE
+from flowrt.kernels.store.background import forget_pipe
 from flowrt.kernels.store.bundle import bundle_path
 from flowrt.kernels.store.objects import bundle, cache_folder
 
@@ -88,9 +89,8 @@ def _forget() -> None:
     """A forked child has no builder: the parent's is not its own."""
     for builder in _builders:
         builder.returncode = 0
-        with suppress(OSError):
-            if builder.stdin is not None:
-                os.close(builder.stdin.fileno())
+        if builder.stdin is not None:
+            forget_pipe(builder.stdin)
     _builders.clear()
 
 
