@@ -14,7 +14,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from flowrt.base.device import CLIENT
 from flowrt.base.errors import NodeLost
 from flowrt.base.plan import PlanFeed
 from flowrt.base.spec import Spec
+from flowrt.base.valueclass import replace
 from flowrt.ledger import Ledger
 from flowrt.sched.drivers.inquiries import Look
 from flowrt.sched.drivers.messages import Allow, BeginReplica, BeginServer
