@@ -186,7 +186,7 @@ class Supply:
                 self._drawing = self._drawing or asyncio.ensure_future(self._draw())
                 return
             began = time.perf_counter()
-            if began > until and self.given[due[0]] - self.handing.spent[due[0]] >= self._depth:
+            if began > until and not self.handing.lacks(self._depth):
                 break
             try:
                 batch = self._source.next()

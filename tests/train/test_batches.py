@@ -116,6 +116,19 @@ def test_of_a_slow_source_no_more_is_drawn_at_once_than_replicas_lack(monkeypatc
         assert handing.drawn - before <= (2 * DEPTH + 1 if step == 0 else 3)
 
 
+def test_of_a_slow_source_whoever_lacks_some_is_handed_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    handing, clock = Handing(itertools.count(), replicas=3), itertools.count(step=LONG)
+    monkeypatch.setattr(batches.time, "perf_counter", lambda: float(next(clock)))
+    handing.step(0)
+    handing.supply.excuse(2)
+    for step in range(1, 2 * DEPTH):
+        handing.step(step)
+    assert handing.has(2) < 2 * DEPTH - 1
+    handing.supply.include(2)
+    handing.supply.fill(lambda: None)
+    assert handing.has(2) >= 2 * DEPTH - 1 + DEPTH, "all may be waiting for it, so nobody comes to fill again"
+
+
 def test_who_is_excused_is_handed_nothing_until_it_is_included_again() -> None:
     handing = Handing(itertools.count(), size=1 << 14)
     handing.step(0)

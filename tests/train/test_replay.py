@@ -11,6 +11,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.base.errors import FeedError, LedgerError
+from flowrt.train.batches import LONG
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +51,11 @@ HERE = {"server_device": "", "worker_device": ""}
 
 
 @pytest.mark.timeout(60)
-async def test_a_history_of_one_process_is_trained_again_from_its_begin_and_from_a_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("long", [LONG, 0.0], ids=["quick", "slow"])
+async def test_a_history_of_one_process_is_trained_again_from_its_begin_and_from_a_checkpoint(
+    tmp_path: Path, long: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrt.train.batches.LONG", long)  # after which only who lacks a batch is handed one
     for late in ("drop", "requeue"):
         path = tmp_path / f"{late}.ledger"
         graph, trainer = noisy(fr.train.FirstOf(2), late=late, **HERE)

@@ -61,6 +61,11 @@ class Handing:
         self._rests = True
         return None
 
+    def lacks(self, enough: int) -> bool:
+        """Whether somebody who may have one has fewer than ``enough`` that it is not known to have spent."""
+        given, spent = self.given, self.spent
+        return any(given[r] - spent[r] < enough and self._may_have(r) for r in range(len(given)))
+
     @property
     def identity(self) -> int | None:
         """The batch that is handed out next: one that came back, or else a new one; None where there is none."""

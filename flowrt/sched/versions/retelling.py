@@ -29,10 +29,8 @@ class Retelling(Handing):
     def due(self) -> tuple[int, int] | None:
         """Whose turn it is, and what that one is handed."""
         for replica, coming in enumerate(self._coming):
-            if coming and self.given[replica] - self.spent[replica] < self.depth and self._may_have(replica):
-                at, identity = coming[-1]
-                if at <= self._open or replica in self._versions[at - 1]:
-                    return replica, identity
+            if self.given[replica] - self.spent[replica] < self.depth and self._may_have(replica):
+                return replica, coming[-1][1]
         return None
 
     @property
@@ -63,3 +61,10 @@ class Retelling(Handing):
         if self._open < len(self._versions) and self._ended.issuperset(self._versions[self._open]):
             self._open, self._ended = self._open + 1, set()
         return super().spend(replica, number)
+
+    def _may_have(self, replica: int) -> bool:
+        """As of others, who has a batch coming that it may begin."""
+        if not (coming := self._coming[replica]) or not super()._may_have(replica):
+            return False
+        at, _ = coming[-1]
+        return at <= self._open or replica in self._versions[at - 1]
