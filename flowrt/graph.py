@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import numpy as np
 
 from flowrt.base.attributes import Attr, as_attr
-from flowrt.base.device import ANYWHERE, Device
+from flowrt.base.device import ANYWHERE, Device, SomeOf
 from flowrt.base.errors import GraphError, GraphFinalizedError, PlacementError, Site, SpecError, user_site
 from flowrt.base.plan import resources_in
 from flowrt.base.tracebacks import brief
@@ -225,6 +225,7 @@ class Graph:
         self._names: dict[str, int] = {}
         self._claimed: dict[str, int] = {}
         self._counted: set[str] = set()
+        self.some_of: list[SomeOf] = []  # in the order of their nodes
         self.partitions: dict[str, Partition] = {}  # what several variables hold together, by its name
         self.startable: set[int] = set()  # nodes that variables may start from, as far as any was asked about
         self._entered: list[building] = []

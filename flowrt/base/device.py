@@ -97,6 +97,15 @@ def _host(job: str | None, task: int | None) -> str:
 ANYWHERE = Device()
 
 
+@dataclass(frozen=True, slots=True)
+class SomeOf:
+    """Nodes of a graph, by number, that are built for several ``tasks``, ``least`` of which are enough."""
+
+    tasks: tuple[str, ...]
+    least: int
+    nodes: range
+
+
 def is_apart(local: str) -> bool:
     """Whether a device, by its name on its own task, has memory other than the host's."""
     return local.partition(":")[0] != HOST_KIND

@@ -35,6 +35,7 @@ from flowrt.net.joining import Joining
 from flowrt.net.link import INLINE, SMALL, Allowance, LinkStore, checked, is_large
 from flowrt.net.liveness import BEAT
 from flowrt.net.local import Local, way_between
+from flowrt.net.meeting import spares_nobody
 from flowrt.net.messages import (
     Abort,
     Answer,
@@ -59,6 +60,7 @@ from flowrt.sched.host.shielded import shielded
 if TYPE_CHECKING:
     from flowrt.base.device import Device
     from flowrt.base.spec import Spec
+    from flowrt.net.meeting import Spares
     from flowrt.net.peer import Peer
     from flowrt.net.tls import Keys
 
@@ -73,8 +75,8 @@ class Master:
 
     ``tls`` are the keys of this side, which the way beyond this machine takes.
     ``name`` is the session's: a newer master of the same name takes over from an older one; without a name, it is
-    nobody's successor. ``patience`` is how long, in seconds, opening waits for nodes that are not up yet; every
-    ``beat`` seconds nodes are asked for a sign of life.
+    nobody's successor. ``patience`` is how long, in seconds, opening waits for nodes that are not up yet, and less for
+    those that it ``spares``; every ``beat`` seconds nodes are asked for a sign of life.
     """
 
     def __init__(
@@ -86,11 +88,12 @@ class Master:
         name: str = "",
         beat: float = BEAT,
         patience: float = 5.0,
+        spares: Spares = spares_nobody,
         transfer_budget: int = 256 << 20,
     ) -> None:
         self.epoch = secrets.token_hex(16)
         self.name = name or f"unnamed {self.epoch}"
-        self._patience = patience
+        self._patience, self._spares = patience, spares
         self._rendezvous = Rendezvous()
         budget = Budget(transfer_budget)
         self._memory = Memory()
@@ -141,7 +144,7 @@ class Master:
             raise ClosedError("a master is opened once; make another one")
         self._opened = True
         try:
-            await self._peers.open(self.name, self.epoch, self._patience)
+            await self._peers.open(self.name, self.epoch, self._patience, self._spares)
         except BaseException:
             await self.aclose()
             raise

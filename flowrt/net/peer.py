@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from flowrt.base.device import CLIENT, Device
 from flowrt.base.errors import BrokenStream, FlowrtError, NodeLost, RemoteError, as_error
@@ -85,9 +85,17 @@ def is_refused(error: BaseException) -> bool:
 
 
 async def meet(
-    task: str, place: tuple[str, int], token: str, hello: Drive | Resume, store: LinkStore, patience: float
+    task: str,
+    place: tuple[str, int],
+    token: str,
+    hello: Drive | Resume,
+    store: LinkStore,
+    patience: float,
+    answered: Callable[[str], None] = lambda task: None,
 ) -> Peer:
     """Open both connections to a task that is to obey. Raises `RemoteError`, naming it, where that cannot be.
+
+    That it has ``answered``, whatever it says then, is told at once.
 
     For ``patience`` seconds a node that cannot be reached is believed to be starting; one that is to `Resume` has
     started, and is tried once.
@@ -97,6 +105,7 @@ async def meet(
             control = await _connected(place, token, hello, store, patience)
         else:
             control = await _reach(place, token, hello, store, patience)
+        answered(task)
         try:
             met, joined = await _be_welcomed(task, control, patience)
             carrying = await _connected(place, token, Carry(CLIENT, hello.epoch), store)

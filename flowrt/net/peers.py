@@ -23,6 +23,7 @@ from flowrt.base.device import Device
 from flowrt.base.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver, as_error
 from flowrt.net.code import differing, hashes_here, missing
 from flowrt.net.liveness import Belief, Change, Liveness
+from flowrt.net.meeting import Meetings, job_of
 from flowrt.net.messages import (
     UNASKED,
     Drive,
@@ -40,6 +41,7 @@ from flowrt.net.peer import RETRY, SOON, Peer, is_gone, meet
 
 if TYPE_CHECKING:
     from flowrt.net.link import LinkStore
+    from flowrt.net.meeting import Spares
 
 REACH = 2.0  # seconds that one try to reach a severed task takes at most
 _TASK = re.compile(r"/job:\w+/task:\d+")
@@ -93,27 +95,25 @@ class Peers:
 
     # ── opening and closing ──
 
-    async def open(self, session: str, epoch: str, patience: float) -> None:
+    async def open(self, session: str, epoch: str, patience: float, spares: Spares) -> None:
         """Meet every task, and begin to listen; one that is not up is awaited, if another of its job is.
 
+        Who opens ``spares`` those that it can do without: they are not waited for as long.
         Raises `RemoteError` for one that refuses, and for a job of which none is up within ``patience`` seconds.
         """
         self._hello = session, epoch, self._addresses
         self._liveness = Liveness(self._every, asyncio.get_running_loop().time())
         await self._group.__aenter__()
+        named = dict(self._addresses)
+        meetings = Meetings(named, lambda absent: spares(absent, self.devices))
         try:
-            async with asyncio.TaskGroup() as group:
-                meetings = {
-                    task: group.create_task(self._meet(task, place, patience))
-                    for task, place in self._addresses.items()
-                }
+            absent = await meetings.held(lambda task: self._meet(task, named[task], patience, meetings.answered))
         except BaseExceptionGroup as errors:
             raise root_error(errors) from None
-        absent = {task: error for task, meeting in meetings.items() if (error := meeting.result()) is not None}
         absent = {t: error for t, error in (absent | await self._meet_joined()).items() if t not in self._peers}
-        present = {_job(task) for task in self._addresses if task not in absent}
+        present = {job_of(task) for task in self._addresses if task not in absent}
         for task, error in absent.items():
-            if _job(task) not in present and task in meetings:  # and not one that has joined, and is gone
+            if job_of(task) not in present and task in named:  # and not one that has joined, and is gone
                 raise error
             _log.warning("the session opens without %s, which is awaited: %s", task, error)
             self._await(task, error)
@@ -157,10 +157,13 @@ class Peers:
         self._tasks.append(task)
         task.add_done_callback(self._tasks.remove)
 
-    async def _meet(self, task: str, place: tuple[str, int], patience: float) -> NodeLost | None:
+    async def _meet(
+        self, task: str, place: tuple[str, int], patience: float, answered: Callable[[str], None] = lambda task: None
+    ) -> NodeLost | None:
         """Why a task is not up, if so."""
         try:
-            self._attend(await meet(task, place, self._token, Drive(*self._hello), self._store, patience))
+            drive = Drive(*self._hello)
+            self._attend(await meet(task, place, self._token, drive, self._store, patience, answered))
         except NodeLost as error:
             if is_gone(error):
                 self._gone_for_good.add(task)
@@ -198,7 +201,7 @@ class Peers:
     @property
     def jobs(self) -> frozenset[str]:
         """The jobs that have tasks, or are to have some."""
-        return frozenset(_job(task).removeprefix("/job:") for task in (*self._addresses, *self._expected))
+        return frozenset(job_of(task).removeprefix("/job:") for task in (*self._addresses, *self._expected))
 
     @property
     def vacant(self) -> frozenset[str]:
@@ -209,7 +212,7 @@ class Peers:
         """Await those of ``tasks`` of which no address is known."""
         for task in tasks:
             if task not in self._addresses and _TASK.fullmatch(task):
-                job = _job(task).removeprefix("/job:")
+                job = job_of(task).removeprefix("/job:")
                 self._expected.add(task)
                 self._awaited.setdefault(
                     task,
@@ -489,10 +492,6 @@ class Peers:
         _log.warning("%s (%s) has come", peer.task, peer.address)
         self._notify()
         return True
-
-
-def _job(task: str) -> str:
-    return task.partition("/task:")[0]
 
 
 def _ended_step(peer: Peer, cause: str) -> LinkBroken:

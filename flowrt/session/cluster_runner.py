@@ -6,12 +6,14 @@ import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.base.device import CLIENT, Device
 from flowrt.base.errors import FlowrtError, GraphError, InternalError, user_site
+from flowrt.passes.needs import can_do_without
 from flowrt.progress import Activity
 from flowrt.sched.host.lanes import Lanes
 from flowrt.sched.warming import warm
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
 
     from flowrt.base.plan import Plan
     from flowrt.base.spec import Spec
+    from flowrt.graph import Graph
     from flowrt.net.master import Master
     from flowrt.net.tls import Keys
     from flowrt.passes import Compiled, StandIn, StandIns
+    from flowrt.placement import Rules
     from flowrt.sched.host.memory import MemoryStatistics
     from flowrt.sched.host.rendezvous import Listener
     from flowrt.sched.tape.direct import Numbers
+    from flowrt.session.options import Options
     from flowrt.session.runners import Array, CopyKeeper, Name, Registered
 
 
@@ -169,20 +174,21 @@ class ClusterRunner:
 
 
 async def open_cluster(
-    cluster: Any, name: str, tls: str | os.PathLike[str] | None = None, *, soft_placement: bool = False
+    graph: Graph, rules: Rules | None, cluster: Any, name: str, tls: str | os.PathLike[str] | None, options: Options
 ) -> ClusterRunner:
-    """The runner of a session on a `ClusterSpec` or `LocalCluster`; its master is connected to every node.
+    """The runner of a session on a `ClusterSpec` or `LocalCluster`; its master is connected to every node that is up.
 
-    ``tls`` is the folder of this side's keys, if not the cluster's own.
+    It waits for those that ``graph`` needs. ``tls`` is the folder of this side's keys, if not the cluster's own.
     """
     from flowrt.net.master import Master  # a session in one process needs no network
 
+    asked = () if rules is None else tuple(rules.devices.values())
     spec = getattr(cluster, "spec", cluster)
     if not hasattr(spec, "tasks"):
         raise GraphError(f"{user_site()}: a session's cluster is an fr.ClusterSpec or fr.LocalCluster, not {cluster!r}")
     tasks = spec.tasks()
     token, keys = _secrets(cluster, tls)
-    master = Master(tasks, token, tls=keys, name=name)
+    master = Master(tasks, token, tls=keys, name=name, spares=partial(can_do_without, graph, asked))
 
     def look(activity: Activity) -> None:
         absent = master.absent
@@ -190,7 +196,7 @@ async def open_cluster(
 
     with Activity("waiting for nodes", len(tasks), look=look):
         await master.open()
-    return ClusterRunner(master, _follow(cluster, master), soft_placement=soft_placement)
+    return ClusterRunner(master, _follow(cluster, master), soft_placement=options.soft_placement)
 
 
 def _follow(cluster: Any, master: Master) -> Callable[[], None]:

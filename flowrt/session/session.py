@@ -136,7 +136,7 @@ class Session(AsyncOnly):
     async def _open_runner(self) -> Runner:
         if self._cluster is None:
             return LocalRunner(self.options)
-        return await open_cluster(self._cluster, self._name, self._tls, soft_placement=self.options.soft_placement)
+        return await open_cluster(self.graph, self._placement, self._cluster, self._name, self._tls, self.options)
 
     async def _close(self) -> None:
         """Cancel what runs, wait for it, and let the nodes go; a cancellation meanwhile is delivered afterwards."""

@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from flowrt.base.device import Device
+from flowrt.base.device import Device, SomeOf
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.plain import shortened
 from flowrt.base.spec import Spec
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
-from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_graph, current_scope, device, name_scope
+from flowrt.graph import (
+    Graph,
+    Node,
+    Tensor,
+    control_dependencies,
+    current_graph,
+    current_scope,
+    device,
+    name_scope,
+)
 from flowrt.op import as_value
 from flowrt.ops.flow import group as group_ops
 from flowrt.ops.source import placeholder
@@ -139,10 +148,12 @@ class Built:
         if self.scale is not None:
             self.scale.add_servers(self._servers)
         self._shared: list[SharedVariable] = first.found
+        before = len(self.graph.nodes)
         self.towers = [
             self._build_tower(replica, first if replica == 0 else None, loss_fn, optimizer)
             for replica in range(self.replicas)
         ]
+        self.graph.some_of.append(SomeOf(self.nodes, self.least, range(before, len(self.graph.nodes))))
         self._check_alike()
         self.version: Tensor = placeholder("int64", (), name="version")
         with counted_together(self.held):

@@ -1,0 +1,166 @@
+"""Sessions that open while some nodes do not answer: they wait for those that they need, for others not for long."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_plans import PS, WORKERS
+from sim_loop import simulate
+
+import flowrt as fr
+from flowrt.base.device import Device
+from flowrt.base.errors import NodeLost
+from flowrt.cluster.cluster import LocalCluster
+from flowrt.net.master import Master
+from flowrt.net.meeting import LEAST, TIMES, Meetings
+from flowrt.passes.needs import can_do_without
+
+INPUTS = {"x": fr.Spec("float32", (None, 3))}
+
+
+def loss_fn(inputs: dict[str, fr.Tensor]) -> Any:
+    return fr.sum(fr.Variable(np.zeros((3,), np.float32), name="w") * fr.mean(inputs["x"], axis=0))
+
+
+def batches() -> Iterator[dict[str, np.ndarray]]:
+    while True:
+        yield {"x": np.ones((2, 3), np.float32)}
+
+
+def training(policy: Any, replicas: Any = 3) -> tuple[fr.Graph, Any]:
+    with fr.Graph() as graph:
+        return graph, fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=replicas, policy=policy)
+
+
+@asynccontextmanager
+async def stopped(cluster: LocalCluster, *tasks: str) -> AsyncIterator[None]:
+    """Nodes that stand still while the block runs."""
+    processes = [cluster.processes[task] for task in tasks]
+    try:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        yield
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is needed is waited for longer than any test takes."""
+    monkeypatch.setitem(Master.__init__.__kwdefaults__, "patience", 1000.0)
+
+
+async def test_a_session_opens_soon_without_a_stopped_node_that_training_can_do_without(patient: None) -> None:
+    graph, trainer = training(fr.train.FirstOf(2))
+    async with (
+        LocalCluster(ps=1, worker=3) as cluster,
+        stopped(cluster, WORKERS[1]),
+        asyncio.timeout(40),
+        fr.Session(graph, cluster=cluster) as session,
+    ):
+        assert session.lost == {WORKERS[1]}
+        steps = trainer.steps(session, batches())
+        assert [(await anext(steps)).kept for _ in range(3)] == [(0, 2)] * 3
+        cluster.processes[WORKERS[1]].send_signal(signal.SIGCONT)
+        async for report in steps:
+            if 1 in report.kept:
+                break
+        await steps.aclose()
+
+
+async def test_a_stopped_node_that_is_needed_is_waited_for_until_it_goes_on(patient: None) -> None:
+    graph, _ = training(fr.train.AllOf(), 2)
+    async with LocalCluster(ps=1, worker=2) as cluster, asyncio.timeout(40):
+        session = fr.Session(graph, cluster=cluster)
+        async with stopped(cluster, WORKERS[1]):
+            opening = asyncio.ensure_future(session.__aenter__())
+            done, _ = await asyncio.wait([opening], timeout=2 * LEAST)
+            assert not done
+        await opening
+        assert session.lost == frozenset()
+        await session.__aexit__(None, None, None)
+
+
+# ── who is waited for, in virtual time ───────────────────────────────────────────────────────────────────────────────
+
+
+def meet(
+    answers: dict[str, tuple[float, float]], needed: frozenset[str] = frozenset(), patience: float = 5.0
+) -> tuple[float, dict[str, NodeLost]]:
+    """When tasks were met that answer, and are there, after so many seconds, and who was not."""
+
+    async def run() -> tuple[float, dict[str, NodeLost]]:
+        meetings = Meetings(dict.fromkeys(answers, ("localhost", 1)), needed.isdisjoint)
+
+        async def one(task: str) -> NodeLost | None:
+            first, then = answers[task]
+            await asyncio.sleep(min(first, patience))
+            if first > patience:
+                return NodeLost(f"{task} is not there")
+            meetings.answered(task)
+            await asyncio.sleep(then)
+            return None
+
+        absent = await meetings.held(one)
+        return asyncio.get_running_loop().time(), absent
+
+    return simulate(random.Random(0), run)
+
+
+def test_who_does_not_answer_is_waited_for_as_others_took_three_times_over() -> None:
+    quick, slow, never = (0.01, 0.01), (0.9, 0.1), (99.0, 0.0)
+    when, absent = meet({PS: quick, WORKERS[0]: quick, WORKERS[1]: never})
+    assert when == pytest.approx(LEAST, abs=1e-3)
+    assert "did not answer within 0.5 s" in str(absent[WORKERS[1]])
+    when, absent = meet({PS: quick, WORKERS[0]: slow, WORKERS[1]: never})
+    assert (when, [*absent]) == (pytest.approx(TIMES * 1.0, abs=1e-3), [WORKERS[1]])
+    when, absent = meet({PS: quick, WORKERS[0]: slow, WORKERS[1]: (2.5, 0.1)})
+    assert (when, [*absent]) == (pytest.approx(2.6, abs=1e-3), [])
+
+
+def test_who_answers_is_waited_for_however_busy_and_so_is_who_is_needed_or_the_only_one_of_its_job() -> None:
+    quick, busy, never = (0.01, 0.01), (0.01, 4.0), (99.0, 0.0)
+    assert meet({PS: quick, WORKERS[0]: quick, WORKERS[1]: busy}) == (pytest.approx(4.01, abs=1e-3), {})
+    for answers, needed in (
+        ({PS: quick, WORKERS[0]: quick, WORKERS[1]: never}, frozenset({WORKERS[1]})),
+        ({PS: never, WORKERS[0]: quick, WORKERS[1]: quick}, frozenset()),
+    ):
+        when, absent = meet(answers, needed)
+        assert when == pytest.approx(5.0, abs=1e-3)
+        assert [str(why) for why in absent.values()] == [f"{next(iter(absent))} is not there"]
+
+
+def devices(*tasks: str) -> list[Device]:
+    return [Device.parse(f"{task}/device:cpu:0") for task in tasks]
+
+
+def test_a_graph_can_do_without_nodes_that_it_does_not_name_and_without_replicas_beyond_those_that_are_enough() -> None:
+    there = devices(PS, WORKERS[0])
+    with fr.Graph() as plain:
+        fr.constant(1.0)
+    assert can_do_without(plain, (), {WORKERS[1]}, there)
+    assert not can_do_without(plain, [WORKERS[1]], {WORKERS[1]}, there)
+    with fr.Graph() as naming, fr.device(WORKERS[1]):
+        fr.constant(1.0)
+    assert not can_do_without(naming, (), {WORKERS[1]}, there)
+    with fr.Graph() as on_a_gpu, fr.device("/job:worker/device:cuda"):
+        fr.constant(1.0)
+    assert not can_do_without(on_a_gpu, (), {WORKERS[1]}, there)
+    graph, _ = training(fr.train.FirstOf(1), 2)
+    assert can_do_without(graph, (), {WORKERS[1]}, there)
+    assert not can_do_without(graph, (), {PS}, devices(*WORKERS[:2])), "its variables lie there"
+    assert not can_do_without(training(fr.train.AllOf(), 2)[0], (), {WORKERS[1]}, there)
+    assert can_do_without(training(fr.train.AllOf(), (1, 2))[0], (), {WORKERS[1]}, there)
+    with fr.Graph() as both:
+        fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, policy=fr.train.FirstOf(1))
+        with fr.device(WORKERS[1]):
+            fr.constant(1.0)
+    assert not can_do_without(both, (), {WORKERS[1]}, there), "something else is to run there"
