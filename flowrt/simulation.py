@@ -80,9 +80,9 @@ def simulate(
     Raises `GraphError` for a policy that cannot be met or never ends a step, for what makes no sense, and for delays
     that are negative or not finite, with their step and replica.
     """
-    for name, value, least in (("replicas", replicas, 1), ("steps", steps, 1)):
+    for name, value, least in (("replicas", replicas, 1), ("steps", steps, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise GraphError(f"{user_site()}: simulate: {name} is an integer from 1 up, got {value!r}")
+            raise GraphError(f"{user_site()}: simulate: {name} is an integer from {least} up, got {value!r}")
     for name, number in (("overhead", overhead), ("noise_scale", noise_scale)):
         if isinstance(number, bool) or not isinstance(number, Real) or not (isfinite(number) and number >= 0):
             raise GraphError(f"{user_site()}: simulate: {name} is a finite number from 0 up, got {number!r}")
@@ -248,7 +248,9 @@ class _Called(_DelaySource):
 
 
 def _source(delays: Any, replicas: int, seed: int, local: int) -> _DelaySource:
-    if isinstance(delays, (Delay, str, float, int)):
+    if isinstance(delays, Real):
+        delays = float(delays)  # NumPy's, too
+    if isinstance(delays, (Delay, str, float)):
         return _Drawn(parse(delays), replicas, seed, local)
     if callable(delays):
         return _Called(delays, replicas, seed, local)

@@ -1,4 +1,6 @@
-"""Seconds of replicas, step by step, in Parquet files: what a trainer saw, and traces that others have published.
+"""Seconds of replicas, step by step, in files: what a trainer saw, and traces that others have published.
+
+They are Parquet files; of text there are those that `flowrt.delays.written` reads.
 
 A file of flowrt's has a row for each step and replica, in any order:
 
@@ -23,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.delays import written
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 OURS = ("step", "replica", "seconds")
 OPERATIONS = ("step", "dp_rank", "optype", "start_ts", "duration")
 TIMES = {"seconds", "start_ts", "duration"}
+MAGIC = b"PAR1"
 COMPUTING = ("forward-compute", "backward-compute")
 
 
@@ -63,28 +67,44 @@ def load(path: str) -> NDArray[np.float64]:
     What is not known is the replica's median. What was cut off is the median of what took longer, of that replica's or
     else of all; where nothing did, it stays as it was cut. Raises `GraphError` for a file that has none.
     """
-    _, parquet = _pyarrow()
     try:
-        with parquet.ParquetFile(path) as file:
-            wanted = _wanted(path, file.schema_arrow.names)
-            found = file.read(columns=wanted, use_threads=False)
-        columns = {name: found[name].to_numpy() for name in wanted}
-        columns |= {name: columns[name].astype(np.float64) for name in columns.keys() & TIMES}
+        columns = _columns(path) if _is_parquet(path) else written.columns(path, OURS, ("censored",))
     except (OSError, ValueError, NotImplementedError) as error:  # of these pyarrow's own are derived
         raise GraphError(f"{user_site()}: a trace, {path}: {error}") from error
     seconds, censored = _measured(path, columns) if "replica" in columns else _operations(path, columns)
     if (unknown := np.isnan(seconds).all(axis=0)).any() or not seconds.size:
         what = f"replica {int(np.argmax(unknown))}" if seconds.size else "any replica"
-        raise GraphError(f"{user_site()}: a trace, {path}: it has no seconds of {what}")
+        raise GraphError(f"{user_site()}: a trace, {path}: it has no seconds of {what}; they are numbered from 0")
     return _completed(as_table(seconds, f"a trace, {path}", known=False), censored)
+
+
+def _is_parquet(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC or b"\0" in file.read(1 << 10)
+
+
+def _columns(path: str) -> dict[str, Any]:
+    """The columns of a Parquet file that there are to be."""
+    _, parquet = _pyarrow()
+    with parquet.ParquetFile(path) as file:
+        wanted = _wanted(path, file.schema_arrow.names)
+        found = file.read(columns=wanted, use_threads=False)
+    columns = {name: found[name].to_numpy() for name in wanted}
+    return columns | {name: columns[name].astype(np.float64) for name in columns.keys() & TIMES}
 
 
 def as_table(values: Any, whose: str, *, known: bool = True) -> NDArray[np.float64]:
     """``values`` as seconds [steps, replicas]; [steps] is of one replica. Unless ``known``, NaN is legal.
 
+    What a masked array hides is not known, and times of NumPy's are seconds.
+
     Raises `GraphError` for what is empty, no such array, negative or infinite.
     """
     try:
+        if isinstance(values, np.ma.MaskedArray):
+            values = values.astype(np.float64).filled(np.nan)
+        elif isinstance(values, np.ndarray) and values.dtype.kind == "m":
+            values = values / np.timedelta64(1, "s")
         table = np.array(values, np.float64)
     except (TypeError, ValueError) as error:
         raise GraphError(f"{user_site()}: {whose}: expected seconds [steps, replicas]: {error}") from error

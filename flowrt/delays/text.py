@@ -82,7 +82,8 @@ class _TextReader:
         if kind == "number":
             return as_delay(float(text))
         if text not in kinds:
-            self._refuse(f"has {text!r} where a delay is expected: seconds, or {', '.join(sorted(kinds))}")
+            file = f"; a file is read by fr.delays.Trace({text!r})" if "." in text or "/" in text else ""
+            self._refuse(f"has {text!r} where a delay is expected: seconds, or {', '.join(sorted(kinds))}{file}")
         self._expect(":")
         rows = [self._row()]
         while self._took(";"):

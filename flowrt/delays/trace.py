@@ -19,9 +19,10 @@ from flowrt.delays.delay import Seconds, Term, number_text
 class Trace(Term):
     """Seconds that were recorded, step after step and replica by replica, from the beginning again at the end.
 
-    ``source`` is an array of seconds [steps, replicas], or [steps] for all replicas alike, or the path of a Parquet
-    file: one that `save` or a trainer's statistics wrote, or a trace of operations (columns: see `parquet`). Step s of
-    replica r takes row s modulo the steps and column r modulo the replicas. Raises `GraphError` for a file without its
+    ``source`` is an array of seconds [steps, replicas], or [steps] for all replicas alike, or the path of a file:
+    a Parquet file that `save` or a trainer's statistics wrote, or a trace of operations (columns: see `parquet`), or
+    CSV, of columns ``step,replica,seconds`` or a line of numbers for each step. Step s of replica r takes row s modulo
+    the steps and column r modulo the replicas. Raises `GraphError` for a file without its
     columns, for what is empty, and for seconds that are negative or not finite.
     """
 

@@ -284,6 +284,61 @@ def test_what_is_no_table_of_seconds_is_not_saved(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0.5,1\n2,0.25\n",
+        "\ufeff# of 3 May\n0.5;1\n\n2;0.25",
+        "0.5\t1\r\n2\t0.25\r\n",
+        "0.5 1.0\n 2.0  2.5e-01\n",
+        "replica,step,host,seconds\n1,8,a,0.25\n0,8,a,2\n0,7,b,0.5\n1,7,b,1\n",
+        '"step","replica","seconds","censored"\n0,0,0.5,False\n0,1,1,false\n1,0,2,0\n1,1,0.25,false\n',
+    ],
+)
+def test_a_trace_may_be_text(tmp_path: Path, text: str) -> None:
+    (tmp_path / "trace.csv").write_text(text)
+    np.testing.assert_array_equal(fr.delays.Trace(tmp_path / "trace.csv").seconds, [[0.5, 1], [2, 0.25]])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it has no seconds of any replica"),
+        ("1,2\n3\n", "line 2 is 3: expected numbers"),
+        ("1,2\n3,fast\n", "line 2 is 3,fast: expected numbers"),
+        ("iteration,worker,time\n0,0,1\n", "columns step, replica, seconds, or numbers alone.* is iteration, worker"),
+        ("step,replica,seconds\n0,1.5,1\n", "column replica has to hold integers"),
+        ("step,replica,seconds\n0,1,1\n1,1,1\n", "no seconds of replica 0; they are numbered from 0"),
+        ("1,2\n-3,4\n", "got -3 in step 1 of replica 0"),
+    ],
+)
+def test_text_that_is_no_trace_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "trace.csv").write_text(text)
+    with pytest.raises(fr.GraphError, match=rf"test_delays.py.*trace.csv: .*{message}"):
+        fr.delays.Trace(tmp_path / "trace.csv")
+
+
+def test_what_is_left_empty_in_text_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("1,2\n3,\n5,8\n")
+    np.testing.assert_array_equal(fr.delays.Trace(tmp_path / "trace.csv").seconds, [[1, 2], [3, 5], [5, 8]])
+
+
+def test_seconds_keep_what_their_array_says_of_them() -> None:
+    """A mask is no number, and times have a unit."""
+    times = np.array([[1500, 250]], "timedelta64[ms]")
+    np.testing.assert_array_equal(fr.delays.Trace(times).seconds, [[1.5, 0.25]])
+    with pytest.raises(fr.GraphError, match="got nan in step 1 of replica 0"):
+        fr.delays.Trace(np.ma.masked_equal([[1.0], [2.0]], 2.0))
+    assert fr.simulate(fr.train.AllOf(), np.float32(0.5), replicas=2, steps=4).seconds.sum() == 2
+
+
+def test_the_name_of_a_file_is_not_taken_for_a_delay() -> None:
+    with pytest.raises(fr.GraphError, match=r"a file is read by fr.delays.Trace\('seen.csv'\)"):
+        fr.simulate(fr.train.AllOf(), "seen.csv", replicas=2, steps=4)
+    with pytest.raises(fr.GraphError, match="seed is an integer from 0 up, got -1"):
+        fr.simulate(fr.train.AllOf(), 0.5, replicas=2, steps=4, seed=-1)
+
+
 def test_what_a_trainer_saw_is_a_trace(tmp_path: Path) -> None:
     parts = {name: np.array([0.1, 0.2, np.nan]) for name in ("input", "pull", "compute", "push", "wait", "server")}
     records = {"version": np.array([4, 4, 5]), "replica": np.array([0, 1, 0]), "cut": np.array([False, True, False])}
