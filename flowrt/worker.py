@@ -38,6 +38,7 @@ from flowrt.cluster.worker_options import NoPlace, Settings, parse, read_setting
 from flowrt.finishing import first
 from flowrt.kernels.store.building import build_standard_kernels
 from flowrt.net.code import hashes_here
+from flowrt.net.descriptors import take_descriptors
 from flowrt.net.enlisting import enlist, host_towards
 from flowrt.net.health import answering
 from flowrt.net.messages import Enlist
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = fork_server.serve(int(told[1]))
     given = parse(told)
     sys.setswitchinterval(SWITCH_SECONDS)
+    take_descriptors()
     progress.draws = False  # the terminal is that of whoever started this node
     lines = _set_up_logging(given)
     try:

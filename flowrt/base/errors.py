@@ -124,6 +124,10 @@ class TakenOver(RemoteError):
     """Another master of the same session name took over: this one is not obeyed any more."""
 
 
+class NoDescriptors(RemoteError, ResourceError):
+    """This process may open no more files, so no more connections."""
+
+
 class AuthenticationError(RemoteError):
     """A token was missing or wrong."""
 

@@ -31,6 +31,7 @@ from flowrt.cluster.tasks import check_job, checked_delays, checked_devices, che
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
 from flowrt.net.addresses import is_loopback
+from flowrt.net.descriptors import out_of_descriptors
 from flowrt.net.tokens import load_token, new_token, own_token, save_token
 from flowrt.sched.host.lanes import usable_cores
 
@@ -284,6 +285,8 @@ class LocalCluster(AsyncOnly):
             await to_the_end(self._reap())
             if isinstance(error, TimeoutError):
                 raise ResourceError(f"the nodes did not come up within {self._startup:g} s") from error
+            if out := out_of_descriptors(error):
+                raise ResourceError(f"the nodes cannot be started: {out}") from error
             raise
         return self
 

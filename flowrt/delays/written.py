@@ -30,8 +30,8 @@ def columns(path: str, named: Sequence[str], optional: Sequence[str]) -> dict[st
         return dict(zip(named, (step.ravel(), replica.ravel(), table.ravel()), strict=True))
     if not set(named) <= set(head):
         raise GraphError(
-            f"{user_site()}: a trace, {path}: expected the columns {', '.join(named)}, or numbers alone, a line for each "
-            f"step and a column for each replica; its first line is {', '.join(head)}"
+            f"{user_site()}: a trace, {path}: expected the columns {', '.join(named)}, or numbers alone, a line for "
+            f"each step and a column for each replica; its first line is {', '.join(head)}"
         )
     names = [name for name in (*named, *optional) if name in head]
     table = _numbers(path, lines[1:], [head.index(name) for name in names], len(head))

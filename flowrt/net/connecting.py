@@ -11,11 +11,19 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowrt.base.errors import AuthenticationError, BrokenStream, FlowrtError, NodeLost, VersionMismatch
+from flowrt.base.errors import (
+    AuthenticationError,
+    BrokenStream,
+    FlowrtError,
+    NodeLost,
+    NoDescriptors,
+    VersionMismatch,
+)
 from flowrt.net import heads
 from flowrt.net.addresses import UNREACHABLE, is_loopback, named
 from flowrt.net.asking import Arrived, ask_at, ask_socket
 from flowrt.net.bounds import Bounds
+from flowrt.net.descriptors import out_of_descriptors
 from flowrt.net.frames import allocate_array
 from flowrt.net.handshake import NONCE, HandshakeTerms, Opening, is_same, name_told_as
 from flowrt.net.local import open_side
@@ -51,8 +59,8 @@ async def connect(
     beyond this machine, it is talked to over that: without keys of either end, the token vouches for it.
 
     Raises `NodeLost` if the node cannot be reached within ``timeout`` seconds, `AuthenticationError` if it has another
-    token or no certificate of ours, `VersionMismatch` if it speaks another protocol, and `BrokenStream` if it is no
-    flowrt node.
+    token or no certificate of ours, `VersionMismatch` if it speaks another protocol, `BrokenStream` if it is no flowrt
+    node, and `NoDescriptors` if this process may open nothing more.
     """
     where = f"{host}:{port}"
     try:
@@ -65,6 +73,8 @@ async def connect(
         meant = failure(error)
         raise type(meant)(f"{where}: {meant}") from error
     except UNREACHABLE as error:
+        if out := out_of_descriptors(error):
+            raise NoDescriptors(f"cannot connect to {where}: {out}") from error
         raise NodeLost(f"cannot connect to {where}: {reason(error)}") from error
 
 

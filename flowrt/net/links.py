@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Self, TypeAlias
 
-from flowrt.base.errors import FlowrtError, LinkBroken, NodeLost, RemoteError
+from flowrt.base.errors import FlowrtError, LinkBroken, NodeLost, NoDescriptors, RemoteError
 from flowrt.net.link import LinkStore, TensorLink
 from flowrt.net.messages import Carry, Serve, from_data, to_hello
 from flowrt.net.peer import RETRY, is_refused
@@ -106,7 +106,8 @@ class Links:
         try:
             link = await self.to(peer, address)
         except (FlowrtError, MemoryError) as error:
-            _log.info("%s: nothing can be posted to %s: %s", self._task, peer, error)
+            level = logging.ERROR if isinstance(error, NoDescriptors) and address not in self._pauses else logging.INFO
+            _log.log(level, "%s: nothing can be posted to %s: %s", self._task, peer, error)
             pause = self._pauses[address] = min(2 * self._pauses.get(address, RETRY / 2), SELDOM)
             now = asyncio.get_running_loop().time()
             if is_refused(error) or now - self._since.setdefault(address, now) > GIVEN_UP:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import resource
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -36,6 +35,7 @@ from flowrt.net.addresses import is_loopback, named
 from flowrt.net.bounds import Bounds
 from flowrt.net.connecting import connect, reason
 from flowrt.net.connection import Connection
+from flowrt.net.descriptors import most_descriptors
 from flowrt.net.failures import Failures
 from flowrt.net.frames import allocate_array
 from flowrt.net.gate import Gate, Reply
@@ -295,7 +295,7 @@ class OpenPort:
 
     def _make_way(self) -> None:
         """Have a stranger leave, if there are too many for another one."""
-        if len(self._strangers) < max(1, min(self._max_strangers, _descriptors() // 4)):
+        if len(self._strangers) < max(1, min(self._max_strangers, most_descriptors() // 4)):
             return
         next(iter(self._strangers)).leave()
         self._tell("throng", f"{len(self._strangers) + 1} connections say nothing; the oldest give way")
@@ -382,12 +382,6 @@ class OpenPort:
             await connection.aclose()
             raise BrokenStream(f"{connection.peer} said no hello within {self._handshake:g} s") from None
         await introduce(connection, self._hello, theirs, client, self._token)
-
-
-def _descriptors() -> int:
-    """How many this process may have."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 20 if most == resource.RLIM_INFINITY else most
 
 
 def _host_of(transport: asyncio.Transport) -> str:

@@ -1,0 +1,79 @@
+"""A process that may open nothing more says so, and what to do; nodes take as many descriptors as they may have."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+import flowrt as fr
+from flowrt.base.errors import NoDescriptors
+from flowrt.net import connecting
+from flowrt.net.links import Links
+from flowrt.net.transport import connect
+
+FIX = r"Too many open files: this process may have \d+; raise `ulimit -n`"
+
+
+@pytest.fixture
+def exhausted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(*told: Any, **more: Any) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(connecting, "ask_at", ask)
+
+
+@pytest.mark.usefixtures("exhausted")
+async def test_a_session_without_descriptors_does_not_open_and_blames_no_node() -> None:
+    with fr.Graph() as graph:
+        fr.Variable(1.0, name="v")
+    spec = fr.ClusterSpec({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
+    with pytest.raises(fr.ResourceError, match=rf"/job:worker/task:\d: cannot connect to 127.0.0.1:\d: {FIX}"):
+        async with asyncio.timeout(3), fr.Session(graph, cluster=spec):  # at once: no node is awaited
+            pass
+    with pytest.raises(NoDescriptors, match=FIX):
+        await connect("127.0.0.1", 1, "token")
+
+
+@pytest.mark.usefixtures("exhausted")
+async def test_a_node_without_descriptors_logs_it_once_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    told, store = asyncio.Event(), SimpleNamespace(allocate=None, local=None, tls=None)
+    caplog.set_level(logging.INFO, "flowrt.net.links")
+    async with Links("/job:a/task:0", "token", store, lambda peer, link: told.set()) as links:  # type: ignore[arg-type]
+        for _ in range(2):
+            told.clear()
+            links.post("/job:b/task:0", ("127.0.0.1", 1), "a message")
+            async with asyncio.timeout(10):
+                await told.wait()
+    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.INFO]
+    assert "raise `ulimit -n`" in caplog.text
+
+
+async def test_a_cluster_without_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def spawn(*told: Any) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    cluster = fr.LocalCluster(worker=1)
+    monkeypatch.setattr(cluster, "_spawn", spawn)
+    with pytest.raises(fr.ResourceError, match=f"the nodes cannot be started: {FIX}"):
+        async with cluster:
+            pass
+
+
+def test_a_node_takes_as_many_descriptors_as_it_may_have() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    program = (
+        "import resource, flowrt.worker as worker\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (64, {most}))\n"
+        "assert worker.main(['--job=worker', '--bind=127.0.0.1:0', '--task=0', '--import=nobody']) == 2\n"
+        f"assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == {most}\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, stderr=subprocess.DEVNULL)
