@@ -102,7 +102,7 @@ def as_table(values: Any, whose: str, *, known: bool = True) -> NDArray[np.float
     """
     try:
         if isinstance(values, np.ma.MaskedArray):
-            values = values.astype(np.float64).filled(np.nan)
+            values = np.ma.filled(values.astype(np.float64), np.nan)
         elif isinstance(values, np.ndarray) and values.dtype.kind == "m":
             values = values / np.timedelta64(1, "s")
         table = np.array(values, np.float64)
