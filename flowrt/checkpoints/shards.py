@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 
@@ -35,16 +35,26 @@ def bytes_of(array: Array) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8).data)
 
 
+class Readable(Protocol):
+    """A tensor's bytes, read from the first to the last."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def read(self, first: int, nbytes: int) -> Array:
+        """So many of them from ``first`` on."""
+
+
 def write_shard(
     file: BinaryIO,
     name: str,
-    tensors: Sequence[tuple[str, Callable[[], Array]]],
+    tensors: Sequence[tuple[str, Callable[[], Readable]]],
     layouts: Sequence[tuple[np.dtype[Any], tuple[int, ...]]],
     going: Callable[[], bool] = lambda: True,
 ) -> tuple[File, list[Written]]:
-    """Write a shard; ``tensors`` are (key, who answers the array), ``layouts`` their dtypes and shapes.
+    """Write a shard; ``tensors`` are (key, who answers the bytes), ``layouts`` their dtypes and shapes.
 
-    Each array is let go as soon as it is written. Answers what a manifest says of the file. Raises `OSError`, also
+    Each tensor is let go as soon as it is written. Answers what a manifest says of the file. Raises `OSError`, also
     where it is not ``going`` any more.
     """
     header, at = _header([key for key, _ in tensors], layouts)
@@ -52,19 +62,19 @@ def write_shard(
     written: list[Written] = []
     for key, take in tensors:
         offset, digest = at, hashlib.sha256()
-        at += _write(file, bytes_of(np.ascontiguousarray(take())), digest, going)
+        at += _write(file, take(), digest, going)
         written.append((key, offset, digest.hexdigest()))
     return File(name, at, len(header), hashlib.sha256(header).hexdigest()), written
 
 
-def _write(file: BinaryIO, data: memoryview, digest: Any, going: Callable[[], bool]) -> int:
-    for start in range(0, len(data), PIECE):
+def _write(file: BinaryIO, tensor: Readable, digest: Any, going: Callable[[], bool]) -> int:
+    for start in range(0, tensor.nbytes, PIECE):
         if not going():
             raise OSError("the save was given up")
-        piece = data[start : start + PIECE]
+        piece = tensor.read(start, min(PIECE, tensor.nbytes - start)).data
         digest.update(piece)
         file.write(piece)
-    return len(data)
+    return tensor.nbytes
 
 
 def _header(keys: Sequence[str], layouts: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple[bytes, int]:

@@ -5,8 +5,8 @@ Law: the region's variables are held by whoever runs it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.host.variables import Name
     from flowrt.sched.ready import ReadyRun
+    from flowrt.sched.regions.recorded import RowWrite
     from flowrt.sched.regions.regions import Region
     from flowrt.sched.single import Runners
     from flowrt.sched.tape.tapes import Tapes
@@ -47,13 +48,15 @@ class RegionRunner:
         if not isinstance(ready, Tape):
             return self._run_singly(inputs, words)
         tape, unit, variables = ready, self._unit, self._host.variables
+        before: Callable[[RowWrite, Array], None] | None = None
         if variables.lent:
-            variables.part(unit.writes, self._host.spares.copy)
+            staying = variables.part(unit.writes, self._host.spares.copy, unit.by_rows)
+            before = partial(self._keep_rows, staying) if staying else None
         crew, laid = self._host.lanes.crew, tape.laid
         if laid is not None and laid[0] is variables and laid[1] == variables.changes:
             alive = [reference() for reference in laid[3]]  # should someone reset them while the tape runs
             if laid[1] == variables.changes:
-                outputs = tape.run_at(words, inputs, laid[2], crew=crew)
+                outputs = tape.run_at(words, inputs, laid[2], crew=crew, before=before)
                 del alive
                 return outputs
         changes, memory = variables.changes, []
@@ -64,12 +67,15 @@ class RegionRunner:
                 value = begun[name] = self._host.memory.lasting(spec.concrete, spec.dtype)
             memory.append(value)
         places = [address(value) for value in memory]
-        outputs = tape.run_at(words, inputs, places, crew=crew)
+        outputs = tape.run_at(words, inputs, places, crew=crew, before=before)
         for name, value in begun.items():
             variables.begin(name, value)
         if not begun:
             tape.laid = variables, changes, places, [ref(value) for value in memory]
         return outputs
+
+    def _keep_rows(self, staying: frozenset[Name], write: RowWrite, groups: Array) -> None:
+        self._host.keep_rows(staying.intersection(write.names), groups)
 
     @cached_property
     def _in_place(self) -> frozenset[int]:

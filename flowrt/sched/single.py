@@ -19,7 +19,7 @@ from flowrt.base.attributes import attr_key
 from flowrt.base.errors import GraphError, ResourceError, SpecError, StepCancelled
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, spec_of
-from flowrt.base.traits import is_alias, traits_of, writes
+from flowrt.base.traits import is_alias, traits_of, writes, writes_rows
 from flowrt.kernels.launch import STATUS, Prepared, check, prepare
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, StackedRows, interpret
@@ -211,7 +211,10 @@ class VariableRunner(GuessingRunner):
         if node.op == READ:
             return (read_variable(node, variables, memory),)
         if variables.lent:
-            variables.part(frozenset(resources_of(node)), self._host.spares.copy)
+            names = frozenset(resources_of(node))
+            staying = variables.part(names, self._host.spares.copy, names if writes_rows(node.op) else frozenset())
+            if staying:
+                self._host.keep_rows(staying, inputs[1])
         write_variable(node, inputs, words, variables, memory)
         return ()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.device import is_apart
 from flowrt.base.errors import GraphError, how_to_bring
-from flowrt.base.traits import is_alias, writes
+from flowrt.base.traits import is_alias, writes, writes_rows
 from flowrt.kernels.language.table import KERNELS
 from flowrt.op import is_effect
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, grows
@@ -56,6 +56,7 @@ class Unit:
     control: tuple[int, ...]  # plan nodes
     reads: frozenset[Name] = NOTHING
     writes: frozenset[Name] = NOTHING
+    by_rows: frozenset[Name] = NOTHING  # variables of which it writes but some rows
     begins: frozenset[Name] = NOTHING  # variables that it assigns before it looks at them: they need no value yet
     region: Region | None = None  # that is a tape
     issued: Region | None = None  # that another device is issued
@@ -171,6 +172,7 @@ def _unit(
     for node in touching:
         for name in resources_of(node):
             first.setdefault(name, node.op)
+    written = _names(node for node in touching if writes(node.op))
     return Unit(
         action,
         nodes,
@@ -178,7 +180,8 @@ def _unit(
         outputs,
         control,
         _names(node for node in touching if node.op == READ),
-        _names(node for node in touching if writes(node.op)),
+        written,
+        written - _names(node for node in touching if writes(node.op) and not writes_rows(node.op)),
         frozenset(name for name, op in first.items() if op == "assign"),
         region if action is Action.TAPE else None,
         region if action is Action.ISSUE else None,

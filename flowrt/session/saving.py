@@ -1,8 +1,9 @@
 """What a session has the tasks that hold its variables do for a checkpoint: keep, write, verify and take.
 
 Law: no value passes through here, unless a node has not the disk that the client keeps checkpoints on: then the client
-writes and reads in its stead, one variable at a time. What a program sees as one variable is one in a checkpoint,
-whichever rows of it lie where; who has which rows is asked anew for every save and restore, as tasks come and go.
+writes and reads in its stead, a piece at a time, or a variable. What a program sees as one variable is one in a
+checkpoint, whichever rows of it lie where; who has which rows is asked anew for every save and restore, as tasks come
+and go.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from flowrt.session.inside import Inside
 
 T = TypeVar("T")
-FETCHED = 8 << 20  # bytes of a variable that come at once
 PREPARED = 16 << 20  # bytes of variables below which it is not worth a message to have memory ready for their copies
 AT_ONCE = 512  # variables that a message is about
 AGREE_SECONDS, AGAIN_SECONDS = 30.0, 2e-3  # how long servers are asked for one version, and how often
@@ -73,6 +73,14 @@ def pieces_of(graph: Graph) -> list[SavedPiece]:
         name, spec = (resource.container, resource.name), resource.specs[0]
         found.append(shards.get(name) or SavedPiece(name, name, spec, 0, row_count(spec)))
     return found
+
+
+@valueclass
+class _Elsewhere:
+    """What a task that has not this disk holds: so many bytes, which ``read`` answers from one on."""
+
+    nbytes: int
+    read: Callable[[int, int], Any]
 
 
 class Places:
@@ -179,25 +187,21 @@ class Saving:
         """Write the shard of a task that has not this disk. Raises `OSError`."""
         loop, specs = asyncio.get_running_loop(), {p.held: _held_spec(p) for p in self._pieces}
 
-        def take(held: Name) -> Any:
-            return asyncio.run_coroutine_threadsafe(self._fetch(task, held, specs[held]), loop).result()
+        def read(held: Name, first: int, nbytes: int) -> Any:
+            asked = Fetch(self._token, *held, first, nbytes)
+            return asyncio.run_coroutine_threadsafe(self._runner.command(task, asked), loop).result()
 
         def write() -> tuple[File, list[Written]]:
             held = [(container, name) for container, name, _ in asked.pieces]
-            tensors = [(key, partial(take, name)) for name, (*_, key) in zip(held, asked.pieces, strict=True)]
+            tensors = [
+                (key, partial(_Elsewhere, specs[name].nbytes, partial(read, name)))
+                for name, (*_, key) in zip(held, asked.pieces, strict=True)
+            ]
             layouts = [(specs[name].dtype, specs[name].concrete) for name in held]
             with store_at(url).create(draft, asked.file) as file:
                 return write_shard(file, asked.file, tensors, layouts)
 
         return await in_thread(write)
-
-    async def _fetch(self, task: str, held: Name, spec: Spec) -> Any:
-        made = np.empty(spec.concrete, spec.dtype)
-        target = np.frombuffer(bytes_of(made), np.uint8)
-        for first in range(0, made.nbytes, FETCHED):
-            nbytes = min(FETCHED, made.nbytes - first)
-            target[first : first + nbytes] = await self._runner.command(task, Fetch(self._token, *held, first, nbytes))
-        return made
 
     async def drop(self) -> None:
         """Have nobody keep or write anything for it any more."""

@@ -16,6 +16,7 @@ from flowrt.checkpoints import shards
 from flowrt.sched.executor import LENT_BYTES
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.segments import PATIENCE, Segments
+from flowrt.sched.host.snapshots import Snapshot
 from flowrt.sched.host.spares import Spares
 from flowrt.sched.host.variables import Name, Variables
 
@@ -168,7 +169,7 @@ def test_a_copy_is_begun_before_anybody_writes_and_finished_by_who_does() -> Non
     spares, value, used = Spares(Memory()), np.arange(MIB, dtype="float64"), []
 
     def kept(going: Callable[[], bool] = lambda: True) -> None:
-        spares.copy_ahead(NAME, value, used.append, going)
+        spares.copy_ahead(NAME, Snapshot(value, Memory()), used.append, going)
 
     def writes() -> bool:
         taken.append(spares.copy(NAME, value))

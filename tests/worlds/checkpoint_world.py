@@ -12,6 +12,8 @@ from flowrt.checkpoints.manifest import Manifest, Name, folder_of, row_count, to
 from flowrt.checkpoints.shards import write_shard
 from flowrt.checkpoints.stores import LocalStore
 from flowrt.checkpoints.whole import Array, keys_of, manifest_of, read_variable, shard_order, verify
+from flowrt.sched.host.memory import Memory
+from flowrt.sched.host.snapshots import Snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +46,7 @@ def write_checkpoint(root: Path, number: int, step: int, run: int, content: Sequ
     draft = store.begin(folder_of(number, step), "whole")
     try:
         pieces = shard_order(rows)
-        tensors = [(piece.key, lambda key=piece.key: arrays[key]) for piece in pieces]
+        tensors = [(piece.key, lambda key=piece.key: Snapshot(arrays[key], Memory())) for piece in pieces]
         layouts = [(arrays[piece.key].dtype, arrays[piece.key].shape) for piece in pieces]
         with store.create(draft, "variables-00001-of-00001.safetensors") as file:
             shard = write_shard(file, "variables-00001-of-00001.safetensors", tensors, layouts)

@@ -1,8 +1,9 @@
 """Checkpoints, as far as a host has part in them: it holds its variables at one version, writes its shard, reads rows.
 
-Law: variables are lent, not copied: who writes one that is not in the shard yet copies it first. Where there is no
-memory for such copies, writers wait instead. What is kept belongs to a client, and goes with it. Files are read and
-written in a thread of their own, and nothing of a file is believed: the client's manifest says what it must come to.
+Law: variables are not copied: who writes one that is not in the shard yet copies it first, or the rows that are
+written. Where there is no memory for such copies, writers wait instead. What is kept belongs to a client, and goes with
+it. Files are read and written in a thread of their own, and nothing of a file is believed: the client's manifest says
+what it must come to.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from flowrt.checkpoints.shards import Written, bytes_of, check, read_into, write
 from flowrt.checkpoints.stores import store_at
 from flowrt.sched.host.lanes import Lanes
 from flowrt.sched.host.segments import LARGE
+from flowrt.sched.host.snapshots import Snapshot
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.tasks import Tasks
@@ -129,9 +131,9 @@ ABOUT_CHECKPOINTS: tuple[type[Any], ...] = (Prepare, Keep, Write, Fetch, Drop, V
 
 @dataclass(eq=False, slots=True)
 class _KeptValue:
-    """What a variable held: lent, or a copy of that from some moment on, in whichever thread."""
+    """What a variable held: where it lies, or in a copy of that from some moment on, in whichever thread."""
 
-    array: Any
+    snapshot: Snapshot
 
 
 @dataclass(eq=False, slots=True)
@@ -179,8 +181,7 @@ class Keeping:
             case Write():
                 return await self._write(asked)
             case Fetch(save, container, name, first, nbytes):
-                kept = self._find(save).values[container, name].array
-                return np.array(np.frombuffer(bytes_of(kept), np.uint8)[first : first + nbytes])
+                return self._find(save).values[container, name].snapshot.read(first, nbytes)
             case Drop(save):
                 writing = self._drop(save)
                 if writing is not None:
@@ -245,8 +246,8 @@ class Keeping:
             known = host.inventory()
             if missing := sorted(names - known.keys()):
                 raise GraphError(f"variable {missing[0][1]!r} has no value on {host.task}: was it reset?")
-            values = {name: _KeptValue(await self._lent(name, known[name])) for name in names}
-            scarce = not host.memory.room_for(sum(value.array.nbytes for value in values.values()))
+            values = {name: _KeptValue(await self._snapshot(name, known[name])) for name in names}
+            scarce = not host.memory.room_for(sum(value.snapshot.nbytes for value in values.values()))
             waited = {name for name in names if scarce and variables.try_hold(frozenset([name]), NOTHING)}
             kept = self._kept[asked.save] = _Kept(epoch, values, waited)
         finally:
@@ -257,13 +258,15 @@ class Keeping:
 
     async def _copied_ahead(self, kept: _Kept) -> None:
         with suppress(FlowrtError, MemoryError):
-            await self._in_thread(partial(_copy_ahead, spares=self._host.spares), kept)
+            await self._in_thread(partial(_copy_ahead, host=self._host), kept)
 
-    async def _lent(self, name: Name, spec: Spec) -> Any:
+    async def _snapshot(self, name: Name, spec: Spec) -> Snapshot:
         """What a variable that is held holds now, whatever is written to it later."""
-        variables = self._host.variables
-        value: Any = variables.value(name, spec)
-        return variables.lend(name, spec) if isinstance(value, np.ndarray) else await self._host.fetch(value)
+        host = self._host
+        value: Any = host.variables.value(name, spec)
+        if isinstance(value, np.ndarray):
+            return host.variables.snapshot(name, spec, host.memory)
+        return Snapshot(await host.fetch(value), host.memory)
 
     def _drop(self, save: str) -> asyncio.Task[Any] | None:
         """Let what is kept go, and stop what writes it, if that has not ended: answers it."""
@@ -360,7 +363,7 @@ def _prepare(specs: dict[Name, Spec], going: Callable[[], bool], *, spares: Spar
             spares.make(name, spec, go_on)
 
 
-def _copy_ahead(kept: _Kept, going: Callable[[], bool], *, spares: Spares) -> None:
+def _copy_ahead(kept: _Kept, going: Callable[[], bool], *, host: Host) -> None:
     aside = Aside()
 
     def go_on() -> bool:
@@ -370,7 +373,11 @@ def _copy_ahead(kept: _Kept, going: Callable[[], bool], *, spares: Spares) -> No
     for name in list(kept.values):
         value = kept.values.get(name)  # unless it is written by now
         if value is not None and go_on():
-            spares.copy_ahead(name, value.array, partial(setattr, value, "array"), go_on)
+
+            def use(made: np.ndarray[Any, Any], value: _KeptValue = value) -> None:
+                value.snapshot = Snapshot(made, host.memory)
+
+            host.spares.copy_ahead(name, value.snapshot, use, go_on)
 
 
 def _write(asked: Write, going: Callable[[], bool], *, kept: _Kept, let_write: Callable[[Name], None]) -> Any:
@@ -379,14 +386,16 @@ def _write(asked: Write, going: Callable[[], bool], *, kept: _Kept, let_write: C
         return None
     aside = Aside()
     names = {key: (container, name) for container, name, key in asked.pieces}
-    layouts = [(array.dtype, array.shape) for array in (kept.values[names[key]].array for _, _, key in asked.pieces)]
+    sources = [kept.values[names[key]].snapshot.source for _, _, key in asked.pieces]
+    layouts = [(source.dtype, source.shape) for source in sources]
+    del sources
     done: list[Name] = []
 
-    def take(name: Name) -> Any:
+    def take(name: Name) -> Snapshot:
         for other in done:  # is written by now
             let_write(other)
         done[:] = [name]
-        return kept.values.pop(name).array
+        return kept.values.pop(name).snapshot
 
     def go_on() -> bool:
         aside()

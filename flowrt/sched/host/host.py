@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import ClosedError, GraphError
 from flowrt.base.valueclass import valueclass
+from flowrt.kernels.ops.slices import rows_of
 from flowrt.kernels.run import pools
 from flowrt.sched.devices.names import HOST
 from flowrt.sched.devices.opening import open_devices
@@ -22,7 +23,9 @@ from flowrt.sched.host.spares import Spares
 from flowrt.sched.host.variables import Name, Variables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
+
+    import numpy as np
 
     from flowrt.base.spec import Spec
     from flowrt.delays import Delay
@@ -101,6 +104,11 @@ class Host:
     def inventory(self) -> dict[Name, Spec]:
         """The variables that have a value here."""
         return self.variables.inventory()
+
+    def keep_rows(self, names: Collection[Name], groups: np.ndarray[Any, Any]) -> None:
+        """Rows of variables that are saved are about to be written, those of ``groups`` as `group_rows` makes them."""
+        self.variables.keep_rows(names, rows_of(groups))
+        self.spares.outdate(names)
 
     def reset(self, container: str | None = None) -> None:
         """Forget the variables, queues and runs of trainers of a container, or of all; who waits on them is told."""

@@ -106,6 +106,11 @@ class Memory:
             return np.empty(shape, dtype)
         return self._made(nbytes, lambda: np.empty(shape, dtype))
 
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """`empty`, but zeros: pages that the system fills as they are used."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        return np.zeros(shape, dtype) if nbytes < COUNTED else self._made(nbytes, lambda: np.zeros(shape, dtype))
+
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """`empty` for what is computed once and then never changes, and so may be seen by others as it is.
 

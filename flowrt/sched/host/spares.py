@@ -17,10 +17,11 @@ import numpy as np
 from flowrt.sched.host.segments import has_own_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from flowrt.base.spec import Spec
     from flowrt.sched.host.memory import Memory
+    from flowrt.sched.host.snapshots import Snapshot
     from flowrt.sched.host.variables import Name
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -57,16 +58,26 @@ class Spares:
         np.copyto(made, array)
         return made
 
-    def copy_ahead(self, name: Name, array: Array, use: Callable[[Array], None], going: Callable[[], bool]) -> None:
-        """Copy what a variable holds where memory lies ready for that, and have that copy be used by ``use``.
+    def outdate(self, names: Iterable[Name]) -> None:
+        """Some rows of these variables are about to be written, and kept: copies that are begun are of nothing then."""
+        for name in names:
+            begun = self._begun.get(name)
+            if begun is not None and begun.take():
+                self._ready[name] = begun.made
 
-        Unless ``going`` says otherwise meanwhile, or who writes the variable has the copy: one of them has it.
+    def copy_ahead(self, name: Name, saved: Snapshot, use: Callable[[Array], None], going: Callable[[], bool]) -> None:
+        """Copy what is saved of a variable where memory lies ready for that, and have that copy be used by ``use``.
+
+        Unless ``going`` says otherwise meanwhile, or who writes the variable has the copy, as one of them has it; or
+        rows of it are written.
         """
         made = self._ready.pop(name, None)
-        if made is None or not _alike(made, array):
+        if made is None or not _alike(made, saved.source):
             return
-        begun = self._begun[name] = _BegunCopy(made, array)
+        begun = self._begun[name] = _BegunCopy(made, saved.source)
         try:
+            if saved.is_touched:  # who touches it from here on finds the copy begun
+                self.outdate([name])
             while begun.go_on():
                 if not going():
                     return

@@ -3,7 +3,8 @@
 Law: a region takes all variables it reads and writes at once or waits for all, so no two holders can wait for each
 other; who asked first goes first where two requests conflict. Holders may be on any thread, waiters on any loop. A
 variable that is only sent elsewhere is lent instead of copied, and not held meanwhile: who writes it while somebody
-still looks at it makes a copy first, and writes that.
+still looks at it makes a copy first, and writes that. Of one that is only saved, some rows may be written where they
+lie, once what they hold is kept (`snapshots`).
 
 Direct calls (`kernels.run.direct`) take and give back what they need by themselves, between two instructions of
 Python's, and know nothing of the mutex: so who changes something here says so in a word as long as it has the
@@ -22,13 +23,17 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
 from flowrt.kernels.run.direct import BLOCKED, CHANGES_WORD, HOLDERS, RIVALS, RIVALS_AT, TAKING, TOGETHER_WORDS, WAITING
+from flowrt.sched.host.snapshots import Snapshot
+
+if TYPE_CHECKING:
+    from flowrt.sched.host.memory import Memory
 
 T = TypeVar("T")
 Name: TypeAlias = tuple[str, str]
@@ -45,6 +50,17 @@ class Slot:
     readers: int = 0
     writers: int = 0
     lent: weakref.ref[np.ndarray[Any, Any]] | None = None  # the bytes as which it was lent last
+    snapshots: tuple[weakref.ref[Snapshot], ...] = ()  # of the value
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether somebody looks at the value as it is."""
+        return self.lent is not None and self.lent() is not None
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether somebody reads what the value was."""
+        return any(snapshot() is not None for snapshot in self.snapshots)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -176,6 +192,14 @@ class Variables:
         seen: Array = lent.view(value.dtype).reshape(value.shape)
         return seen
 
+    def snapshot(self, name: Name, spec: Spec, memory: Memory) -> Snapshot:
+        """What a variable that is held to be read holds now; ``memory`` is for what is kept of it."""
+        slot, made = self._slots[name], Snapshot(self.value(name, spec), memory)
+        slot.snapshots = (*(ref for ref in slot.snapshots if ref() is not None), weakref.ref(made))
+        self.lent.add(name)
+        self._alone(self._outdate_writers, name)
+        return made
+
     def _outdate_writers(self, name: Name) -> None:
         """Have direct calls that would write what is lent go the way on which it is parted from."""
         if any(name in together.writes for together in self._known_together()):
@@ -183,16 +207,34 @@ class Variables:
 
     def _is_lent(self, name: Name) -> bool:
         slot = self._slots.get(name)
-        return slot is not None and slot.lent is not None and slot.lent() is not None
+        return slot is not None and (slot.is_lent or slot.is_saved)
 
-    def part(self, names: frozenset[Name], copy: Callable[[Name, Array], Array]) -> None:
-        """Have variables that are held to be written, and still lent, lie elsewhere: in what ``copy`` makes of them."""
+    def part(
+        self, names: frozenset[Name], copy: Callable[[Name, Array], Array], by_rows: frozenset[Name] = frozenset()
+    ) -> frozenset[Name]:
+        """Have variables that are held to be written, and still lent, lie elsewhere: in what ``copy`` makes of them.
+
+        Those of which only some rows are written, ``by_rows``, stay where they are if they are no more than saved.
+        They are answered: what such rows hold is to be kept (`keep_rows`) before they are written.
+        """
+        staying = set()
         for name in names & self.lent:
             slot = self._slots[name]
+            if slot.value is not None and name in by_rows and slot.is_saved and not slot.is_lent:
+                staying.add(name)
+                continue
             if slot.value is not None and self._is_lent(name):
                 self._alone(self._put, slot, copy(name, slot.value))
-            slot.lent = None
+            slot.lent, slot.snapshots = None, ()
             self.lent.discard(name)
+        return frozenset(staying)
+
+    def keep_rows(self, names: Iterable[Name], rows: Array) -> None:
+        """Keep what these rows of variables hold, for those who save them."""
+        for name in names:
+            for reference in self._slots[name].snapshots:
+                if (snapshot := reference()) is not None:
+                    snapshot.keep(rows)
 
     def begin(self, name: Name, value: Any) -> None:
         """Give a variable that is held to be written its first memory, or other memory: of its device's."""

@@ -61,6 +61,16 @@ class Launch:
                 yield Stretch(place.slot, place.offset, place.offset + nbytes, position >= self.step.reads)
 
 
+@valueclass
+class RowWrite:
+    """A write of some rows of the variables ``names``, by a launch: where the ``groups`` of their indices lie then."""
+
+    launch: int
+    names: tuple[Name, ...]
+    place: Operand
+    groups: Spec
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
     """Where one of the region's outputs comes from: fresh memory (both None), an input, or a constant."""
@@ -90,6 +100,7 @@ class Recording:
     value_bytes: int  # of all that is computed and does not leave, did nothing share its memory
     predicted_seconds: float
     longest_seconds: float  # a guess, of loops whose iterations values count; infinite where without a limit
+    row_writes: tuple[RowWrite, ...] = ()  # in the order of their launches
     orders: tuple[CompileOrder, ...] = ()  # what, once it is compiled, makes a better recording
 
     @property

@@ -38,6 +38,7 @@ from flowrt.sched.regions.recorded import (
     Launch,
     Output,
     Recording,
+    RowWrite,
 )
 from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resources_of, variable_spec
 from flowrt.sched.regions.sharing import Sharing, share
@@ -177,6 +178,7 @@ class _Recorder:
     pending: list[_Pending] = field(default_factory=list)
     arena: list[_Storage] = field(default_factory=list)
     private: list[_Storage] = field(default_factory=list)  # slots that launches set themselves
+    row_writes: list[tuple[int, tuple[Name, ...], _Storage, Spec]] = field(default_factory=list)  # nodes, and RowWrites
     copying: dict[Spec, Application] = field(default_factory=dict)  # what copies values of one spec
     first_variable: int = 0  # its slot; constants follow
     local_bytes: int = 0
@@ -275,6 +277,7 @@ class _Recorder:
             homes += [self.memory[name] for name in resources_of(node)]
             specs = [*self.lives.operands(index), *(variable_spec(node) for _ in resources_of(node))]
             application = _apply(self.lives, index, node.op, specs, len(node.inputs), node.attrs)
+            self.row_writes.append((self.lives.region.nodes[index], resources_of(node), homes[1], specs[1]))
             self._launch(index, node.op, application, homes, specs, node.control)
             return
         memory, value = self.memory[resource_of(node)], self.homes[self.lives.roots[node.inputs[0]]]
@@ -343,6 +346,11 @@ class _Recorder:
             storage.slot = number
         told = {id(p.storages): p.storages for p in self.pending}  # members of one group have theirs in common
         operands = {key: tuple([Operand(s.slot, s.offset) for s in told[key]]) for key in told}
+        first_of = {node: n for n, p in reversed([*enumerate(self.pending)]) for node in (p.node, *p.also)}
+        row_writes = [
+            RowWrite(first_of[node], names, Operand(groups.slot, groups.offset), spec)
+            for node, names, groups, spec in self.row_writes
+        ]
         worth = [order for order, saved in self.wishes.items() if saved >= WORTH_BYTES]
         return Recording(
             launches=tuple(
@@ -367,6 +375,7 @@ class _Recorder:
             value_bytes=self.value_bytes,
             predicted_seconds=self.cost.seconds,
             longest_seconds=self.longest,
+            row_writes=tuple(sorted(row_writes, key=lambda write: write.launch)),
             orders=tuple(dict.fromkeys([*self.orders, *worth])),
         )
 

@@ -24,7 +24,7 @@ from flowrt.kernels.run.direct import ARRAY_DATA, Room, available
 from flowrt.kernels.store.compiling import batch
 from flowrt.kernels.store.parts import direct_address, loop_address
 from flowrt.sched.host.memory import Memory, counted
-from flowrt.sched.regions.recorded import FIRST_SLOT, Launch, Recording
+from flowrt.sched.regions.recorded import FIRST_SLOT, Launch, Recording, RowWrite
 from flowrt.sched.tape.arenas import MOST, Arenas, LentArena
 from flowrt.sched.tape.laid_loops import clocks as time_loops
 from flowrt.sched.tape.laid_loops import failed_at, find_loops
@@ -63,6 +63,12 @@ def address(array: Array) -> int:
     if _arrays_are_known:
         return _word_at(id(array) + ARRAY_DATA).value
     return int(array.ctypes.data)
+
+
+def _seen(at: int, spec: Spec) -> Array:
+    """What lies at an address, for as long as it lies there."""
+    memory = memoryview((ctypes.c_char * spec.nbytes).from_address(at)).cast("B")
+    return np.frombuffer(memory, spec.dtype).reshape(spec.concrete)
 
 
 def corrected(guess: float, fastest: float) -> float:
@@ -205,8 +211,12 @@ class Tape:
         places: Sequence[int],
         outputs: Sequence[Array] | None = None,
         crew: Crew | None = None,
+        before: Callable[[RowWrite, Array], None] | None = None,
     ) -> list[Array]:
-        """`run` with variables that lie at these addresses."""
+        """`run` with variables that lie at these addresses; ``before`` each write of rows, that is told their groups.
+
+        With that nobody helps.
+        """
         status, step, seed, _ = run_words.tolist()
         if status:
             raise StepCancelled(f"{self} was not begun")
@@ -223,7 +233,9 @@ class Tape:
                 cells.append(int(kept[-1].ctypes.data))
         cells += places
         room.cells[self._cells] = cells
-        if crew is None or self.runs_alone:
+        if before is not None:
+            self._run_with_stops(room, before)
+        elif crew is None or self.runs_alone:
             self._loop(self._nodes_at, room.bases_at, room.span_at, 0)
         else:
             self._run_with(crew, room)
@@ -274,6 +286,18 @@ class Tape:
             room = _Room(self)
         room.arena = arena
         return room
+
+    def _run_with_stops(self, room: _Room, before: Callable[[RowWrite, Array], None]) -> None:
+        """Run the launches one after another, and stop for what is to be done before each write of rows."""
+        for write in self.recording.row_writes:
+            room.cells[SPAN + 1] = write.launch
+            self._loop(self._nodes_at, room.bases_at, room.span_at, 0)
+            if room.cells[SPAN] < write.launch:
+                return  # it failed, or was stopped
+            at = room.cells[BASES + write.place.slot] + write.place.offset
+            before(write, _seen(at, write.groups))
+        room.cells[SPAN + 1] = self.launches
+        self._loop(self._nodes_at, room.bases_at, room.span_at, 0)
 
     def _run_with(self, crew: Crew, room: _Room) -> None:
         """Run the launches with a crew's help where that pays, and learn what it costs from the first runs."""
