@@ -52,8 +52,8 @@ class Checkpoints:
 
     The variables are saved as they are when it is time, and written beside the steps that follow: by the nodes that
     hold them, each its own, or by the client for those that have not its disk. A save that is due while the one before
-    is still being written follows as soon as that is done; where variables come to less than 16 MiB, the step waits for
-    that, which is soon. A save that fails on its own is logged and tried again after the next step; training goes on.
+    is still being written follows as soon as that is done, or the session ends; where variables come to less than 16
+    MiB, the step waits for that. A save that fails on its own is logged and tried again after the next step.
 
     A checkpoint fits the graph: what only one of them has, or has with another dtype or shape, raises
     `CheckpointError`, which lists it all. ``rename`` maps saved names to those of the graph, all at once, and with a
@@ -213,8 +213,12 @@ class Checkpoints:
             self._saved_step, self._saved_at = saving.step, self._clock()
             self._writing = asyncio.ensure_future(self._write_beside(saving, before))
 
+    def cut_short(self) -> None:
+        """A step that writes variables was cut short: what they are now is nothing to end with."""
+        self._behind = False
+
     async def catch_up(self, session: Inside) -> None:
-        """Make the save that was put off, if one was: after the last step none follows any more."""
+        """Make the save that was put off, if one was, whatever the session ends by: no step follows any more."""
         if self._behind and self._is_due():
             try:
                 await self.save(session)

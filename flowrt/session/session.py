@@ -128,7 +128,7 @@ class Session(AsyncOnly):
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         unmark(error)
         try:
-            if error is None and self.checkpoints is not None:
+            if self.checkpoints is not None:
                 await self.checkpoints.catch_up(self)
         finally:
             await self._close()
@@ -253,6 +253,7 @@ class Session(AsyncOnly):
         scope = asyncio.timeout(timeout)
         self._running.add(scope)
         step.users += 1
+        values = None
         try:
             async with scope:
                 if self._retired:
@@ -271,6 +272,8 @@ class Session(AsyncOnly):
             self._running.discard(scope)
             del scope  # it knows the task, which will know the error, whose frames refer to this one
             self._idle.set()
+            if values is None and step.writes and self.checkpoints is not None:
+                self.checkpoints.cut_short()
         if counted and step.writes and self.checkpoints is not None:
             await self.checkpoints.after_step(self)
         return step.answer(values)
@@ -391,8 +394,7 @@ class Session(AsyncOnly):
             if key not in have and key not in done:
                 missing[key] = resource
         self._anew = len(missing) == len(self._held())
-        begun = self._open().begin(arrays(missing), tables(self.graph, missing))
-        await self._begin_variables(missing, begun, 0)
+        await self._begin_variables(missing, self._open().begin(arrays(missing), tables(self.graph, missing)), 0)
 
     def _held(self) -> dict[tuple[str, str], Resource]:
         """The variables that this session's nodes hold."""
@@ -457,14 +459,12 @@ class Session(AsyncOnly):
             return explain_step(step.compiled, tapes=runner.tapes, way=runner.way)
         given = list(feeds.values()) if isinstance(feeds, Mapping) else [None] * len(step.feeds)
         specs = [_fed_spec(tensor, value) for tensor, value in zip(step.feeds, given, strict=True)]
-        begun = frozenset(await runner.inventory())
-        held = runner.held_beside(step.registered)
         return explain_step(
             step.compiled,
             specs,
             tapes=runner.tapes,
-            held=held,
-            begun=begun,
+            held=runner.held_beside(step.registered),
+            begun=frozenset(await runner.inventory()),
             helpers=runner.helpers,
             copied=copied_bytes(given),
         )

@@ -130,19 +130,31 @@ async def test_the_first_save_of_much_is_of_the_step_for_which_it_is_due(tmp_pat
     assert [step for _, step in held.checkpoints.saves()] == [1]
 
 
-@pytest.mark.parametrize("ends", ["in order", "by an error"])
-async def test_a_save_that_was_put_off_is_made_when_a_session_ends_in_order(tmp_path: Path, ends: str) -> None:
-    graph, _, bump = model(2 * MIB)
+@pytest.mark.parametrize("ends", ["in order", "by an error", "by a step that is cut short", "cancelled"])
+async def test_a_save_that_was_put_off_is_made_when_a_session_ends_with_whole_steps(tmp_path: Path, ends: str) -> None:
+    graph, v, bump = model(2 * MIB)
+    with graph:
+        number = fr.placeholder("int64", (1,))
+        fails = fr.group(bump, v.scatter_add(number, fr.ones((1,), "float64")))
     held = Held(tmp_path, every_steps=2)
-    with contextlib.suppress(ZeroDivisionError):
+    with contextlib.suppress(ZeroDivisionError, fr.FlowrtError, asyncio.CancelledError):
         async with fr.Session(graph, checkpoints=held.checkpoints) as session:
             for _ in range(5):
                 await session.run(bump)
             assert held.checkpoints.is_saving
             held.written.set()
-            if ends == "by an error":
-                raise ZeroDivisionError
-    assert [step for _, step in held.checkpoints.saves()] == ([2, 5] if ends == "in order" else [2])
+            match ends:
+                case "by an error":
+                    raise ZeroDivisionError
+                case "by a step that is cut short":
+                    await session.run(fails, {number: np.array([2 * MIB])})
+                case "cancelled":
+                    asyncio.current_task().cancel()  # type: ignore[union-attr]
+                    await asyncio.sleep(0)
+    saved = [2] if ends == "by a step that is cut short" else [2, 5]
+    assert [step for _, step in held.checkpoints.saves()] == saved
+    if saved == [2, 5]:
+        assert (read_checkpoint(tmp_path, 2, 5).variables["", "v"] == 5).all()
 
 
 async def test_where_there_is_no_memory_for_a_copy_writers_wait_until_their_variable_is_written(tmp_path: Path) -> None:
