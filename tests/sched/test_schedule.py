@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
+from flowrt.op import no_gradient
 from flowrt.sched.regions.recorded import Stretch
 from flowrt.sched.tape.schedule import (
     CHUNK,
@@ -20,6 +22,17 @@ from flowrt.sched.tape.schedule import (
     hazards,
     worth_a_look,
 )
+from flowrt.typed import op
+
+if TYPE_CHECKING:
+    from flowrt.base.spec import Spec
+
+
+@no_gradient
+@op
+def schedule_test_both(x: Spec) -> tuple[Spec, Spec]:
+    """Two of what ``x`` is one of."""
+    return x, x
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,7 @@ def test_a_short_tape_or_one_thread_is_not_divided() -> None:
 def test_what_is_worth_a_look_takes_long_enough_in_launches_that_do() -> None:
     assert worth_a_look([WORTHWHILE], 2)
     assert not worth_a_look([WORTHWHILE * 0.99], 2)
+    assert worth_a_look([TINY * 10_000, *[0.0] * 9_999], 2)  # as much as they have to take, to the bit
     assert not worth_a_look([WORTHWHILE], 1)
     assert not worth_a_look([TINY * 0.99] * 10_000, 2)
 
@@ -111,6 +125,7 @@ def test_loops_that_all_threads_share_wait_for_one_another() -> None:
     schedule = divide([1.0] * 3, [1] * 3, [set(), set(), set()], 2, own={0: 0.5, 2: 0.5})
     assert schedule is not None
     assert [(task.own, task.after) for task in schedule.tasks] == [(True, ()), (False, ()), (True, (0,))]
+    assert [task.chunks for task in schedule.tasks] == [1, 1, 1]
 
 
 def test_a_chain_that_cannot_be_split_is_not_divided() -> None:
@@ -184,3 +199,27 @@ def test_control_passes_through_nodes_that_launch_nothing() -> None:
     launches = [Touching(node=0), Touching(node=4, control=(3,))]
     assert control(plan, launches) == [set(), {0}]  # type: ignore[arg-type]
     assert control(plan, launches[:1]) == [set()]  # type: ignore[arg-type]
+
+
+def test_nodes_that_one_launch_computes_do_not_make_it_wait_for_itself_or_for_what_follows() -> None:
+    from tape_world import PlanMaker
+
+    make = PlanMaker()
+    x = make.feed("float32", (2,))
+    make.node("negative", x)  # node 0
+    make.node("square", x, control=[0])  # node 1
+    last = make.node("square", x, control=[1])  # node 2
+    launches = [Touching(node=0), Touching(node=1, also=(2,), control=(0, 1)), Touching(node=1)]
+    assert control(make.plan(last), launches) == [set(), {0}, set()]  # type: ignore[arg-type]
+
+
+def test_control_passes_through_the_second_output_of_a_node() -> None:
+    from tape_world import PlanMaker
+
+    make = PlanMaker()
+    x = make.feed("float32", (2, 2))
+    y = make.node("schedule_test_both", x)  # node 0
+    alias = make.node("reshape", y + 1, make.constant([4]))  # nodes 1 and 2
+    make.node("square", x, control=[2])  # node 3
+    launches = [Touching(node=0), Touching(node=3, control=(2,))]
+    assert control(make.plan(alias), launches) == [set(), {0}]  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from flowrt.op import no_gradient
 from flowrt.sched.regions.lives import find_lives
 from flowrt.sched.regions.recorded import ARENA_SLOT, Recording
 from flowrt.sched.regions.regions import find_regions
-from flowrt.sched.regions.sharing import share
+from flowrt.sched.regions.sharing import may_overwrite, share
 from flowrt.sched.tape.recording import record
 from flowrt.sched.tape.tape import Tape
 from flowrt.typed import op
@@ -330,3 +331,34 @@ def test_random_updates_agree_with_numpy(seed: int) -> None:
             values.append(make.node(op, *(rng.choice(values[-4:]) for _ in range(2))))
     plan = make.plan(*rng.sample(values[1:], min(2, len(values) - 1)))
     agree(plan, state, array(3, 3))
+
+
+def test_an_output_may_not_lie_over_an_input_that_a_later_launch_reads() -> None:
+    class Step:
+        def __init__(self, *operands: int) -> None:
+            self.operands = operands
+
+        def may_overwrite(self, output: int, operand: int) -> bool:
+            return True
+
+    def application(*steps: Step) -> Any:
+        return SimpleNamespace(steps=steps)
+
+    assert may_overwrite(application(Step(0, 1)), 1, [0])
+    assert may_overwrite(application(Step(0, 2), Step(2, 1)), 1, [0])
+    assert not may_overwrite(application(Step(1), Step(0, 1)), 1, [0])
+    assert not may_overwrite(application(Step(3), Step(1), Step(0, 2)), 1, [0])
+    assert not may_overwrite(application(Step(0)), 1, [0])
+
+
+def test_what_is_assigned_behind_its_own_making_is_made_where_the_variable_lies() -> None:
+    make = PlanMaker()
+    x = make.feed("float32", (3,))
+    value = make.node("negative", x)
+    make.write("assign", "v", value, control=[make.last])
+    out = make.node("square", x)
+    plan = make.plan(out)
+    (region,) = find_regions(plan, lambda node: False)
+    made = record(plan, region, [Spec("float32", (3,))])
+    assert len(made.launches) == 2  # and no copy
+    agree(plan, {"v": array(3)}, array(3, seed=1))

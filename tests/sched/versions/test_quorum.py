@@ -16,7 +16,7 @@ from flowrt.sched.versions.book import Book
 from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.sched.versions.ledger import AppliedVersion, Cause, Outcome, Receipt, Stuck
 from flowrt.sched.versions.quorum import Quorum, Verdict
-from flowrt.sched.versions.shard import Shard
+from flowrt.sched.versions.shard import Shard, ShardStatistics
 from flowrt.sched.versions.standing import Standing
 
 HELD, OFFERED, CLOSE = Verdict.HELD, Verdict.OFFERED, Verdict.CLOSE
@@ -253,6 +253,7 @@ def test_an_apply_that_failed_is_taken_again_and_counted_once() -> None:
 
 def test_a_server_holds_the_first_push_and_drops_what_follows() -> None:
     shard: Shard[str] = Shard.start(3, version=1)
+    assert shard.counts == ShardStatistics(1, 0, 0, 0, 0, (0, 0, 0))
     shard, first = shard.hold(1, 0, "a", True)
     shard, again = shard.hold(1, 0, "other", True)
     shard, late = shard.hold(0, 1, "old", True)

@@ -227,6 +227,7 @@ class Strange(Policy):
         (fr.train.AllOf(), [], {}, "expected seconds"),
         (fr.train.AllOf(), "slow", {}, "'slow' is not a delay"),
         (fr.train.AllOf(), "link:1e6", {}, "a simulation sends no bytes"),
+        (fr.train.AllOf(), lambda rng, step: "fast", {}, r"delays answered 'fast' in step 0, expected \[4\] numbers"),
         (fr.train.AllOf(), lambda rng, step: [1.0], {}, r"delays answered shape \[1\] in step 0, expected \[4\]"),
         (fr.train.AllOf(), lambda rng, step: [1, 2, float("inf"), 3], {}, "answered inf in step 0 of replica 2"),
         (fr.train.AllOf(), lambda rng, step: [1, 2, 3, step and -1], {}, "answered -1 in step 1 of replica 3"),
