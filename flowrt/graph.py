@@ -18,6 +18,7 @@ import numpy as np
 from flowrt.base.attributes import Attr, as_attr
 from flowrt.base.device import ANYWHERE, Device, SomeOf
 from flowrt.base.errors import GraphError, GraphFinalizedError, PlacementError, Site, SpecError, user_site
+from flowrt.base.locating import fitting
 from flowrt.base.plan import resources_in
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
@@ -214,6 +215,7 @@ class Graph:
     ``seed`` is what random ops without a seed of their own derive theirs from; ``None`` leaves it to the session.
     """
 
+    @fitting
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed
         self.nodes: list[Node] = []
@@ -317,10 +319,8 @@ class Graph:
         return node.outputs or (node,)
 
     def _infer_alike(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Spec, ...]:
-        """As `Op.infer` of an op without attributes, once for inputs of the same specs: large graphs repeat themselves.
-
-        What it answers is the same spec again, so that what is made of that is known too.
-        """
+        """As `Op.infer` of an op without attributes, once for the same specs: what it answers are the same ones again,
+        and large graphs repeat themselves."""
         given = tuple([t._spec for t in inputs])
         key = (op, *map(id, given))
         found = self._inferred.get(key)

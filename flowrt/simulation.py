@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.plain import shortened
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.delays import Delay, Link, parse
@@ -232,7 +233,14 @@ class _Called(_DelaySource):
         self._site = user_site()
 
     def seconds(self, step: int, turns: NDArray[np.int64], now: float) -> Seconds:
-        answer = np.asarray(self._function(self._rng(step), step), np.float64)
+        found = self._function(self._rng(step), step)
+        try:
+            answer = np.asarray(found, np.float64)
+        except (TypeError, ValueError):
+            raise GraphError(
+                f"{self._site}: simulate: delays answered {shortened(found)} in step {step}, expected "
+                f"[{self._replicas}] numbers, in seconds"
+            ) from None
         if answer.shape != (self._replicas,):
             raise GraphError(
                 f"{self._site}: simulate: delays answered shape {list(answer.shape)} in step {step}, "

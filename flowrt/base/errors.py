@@ -220,6 +220,13 @@ def user_site() -> Site:
     return _site(frame.f_code.co_filename, frame.f_lineno)
 
 
+def not_written(path: str | os.PathLike[str], error: OSError) -> GraphError:
+    """The error of a file that could not be written."""
+    folder = os.path.dirname(os.fspath(path)) or "."
+    fix = "" if os.path.isdir(folder) else f"; make the folder {folder} first"
+    return GraphError(f"{user_site()}: {os.fspath(path)} cannot be written: {error.strerror or error}{fix}")
+
+
 def file_of(frame: FrameType) -> str:
     """Where its code stands; of what `dataclass` writes for a class of ours, flowrt's folder."""
     file = frame.f_code.co_filename

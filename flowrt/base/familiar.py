@@ -29,11 +29,16 @@ def pages() -> dict[str, list[tuple[str, list[str]]]]:
     return found
 
 
+def argument_meant(name: str, there: Sequence[str]) -> str | None:
+    """Which of the arguments ``there`` is called ``name`` elsewhere, if one is."""
+    return next((here for here, names in pages()["an argument"] if here in there and name in names), None)
+
+
 def keyword_hint(name: str, there: Sequence[str]) -> str:
     """Which of the arguments ``there`` is meant by ``name``: what is called so elsewhere, or nearly so here."""
-    for here, names in pages()["an argument"]:
-        if here in there and name in names:
-            return f"; write {here}="
+    meant = argument_meant(name, there)
+    if meant is not None:
+        return f"; write {meant}="
     from difflib import get_close_matches
 
     near = get_close_matches(name, there, 1, 0.6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Signature, signature
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from flowrt.base.errors import FlowrtError, ResourceError, SpecError, user_site
 from flowrt.base.familiar import keyword_hint
@@ -66,12 +66,28 @@ def fitting(function: F) -> F:
     return cast("F", inside)
 
 
+class Fitting:
+    """A class of values whose fields are told beside arguments that do not fit them."""
+
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        takes = signature(cls).replace(return_annotation=Signature.empty)
+        try:
+            if args or kwargs:  # a copy comes without
+                takes.bind(*args, **kwargs)
+        except TypeError:
+            raise misfit(cls.__name__, takes, args, kwargs) from None
+        return super().__new__(cls)
+
+
 def _misfit_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> SpecError:
     takes, what = signature(function), function.__name__
-    if next(iter(takes.parameters), "") == "self":
+    if next(iter(takes.parameters), "") in ("self", "cls"):
         takes, itself, args = takes.replace(parameters=list(takes.parameters.values())[1:]), args[0], args[1:]
-        if what == "__init__":
-            takes, what = takes.replace(return_annotation=Signature.empty), type(itself).__name__
+        if what in ("__init__", "__new__"):
+            made = itself if isinstance(itself, type) else type(itself)
+            takes, what = takes.replace(return_annotation=Signature.empty), made.__name__
     return misfit(what, takes, args, kwargs)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from flowrt.base.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError
+from flowrt.base.locating import fitting
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, unmark
 from flowrt.cluster.environment import find
@@ -226,6 +227,7 @@ class LocalCluster(AsyncOnly):
 
     WHAT = "fr.LocalCluster"
 
+    @fitting
     def __init__(
         self,
         *,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.familiar import argument_meant
 from flowrt.sched.devices.names import check_names
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ def checked_names(jobs: Mapping[str, int]) -> list[tuple[str, int]]:
     """The job and number of each of so many tasks. Raises `GraphError` for what makes no cluster."""
     for job, count in jobs.items():
         check_job(job)
+        meant = argument_meant(job, ("worker", "ps", "threads"))
+        if meant is not None:
+            raise GraphError(f"{user_site()}: {job}={count!r} would be so many tasks of a job {job!r}; write {meant}=")
         if not isinstance(count, int) or count < 0:
             raise GraphError(f"{job}={count!r}: a job has a number of tasks, from 0 up")
     names = [(job, number) for job, count in jobs.items() for number in range(count)]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flowrt.base.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, not_written, user_site
 from flowrt.delays import written
 
 if TYPE_CHECKING:
@@ -55,10 +55,13 @@ def save(path: str | PathLike[str], seconds: Any, censored: Any = None, *, first
 def write(
     path: str | PathLike[str], step: Any, replica: Any, seconds: Any, censored: Any, **more: NDArray[np.float64]
 ) -> None:
-    """Write these columns to a Parquet file, and ``more``. Raises `GraphError` where pyarrow is missing."""
+    """Write these columns to a Parquet file, and ``more``. Raises `GraphError` for want of pyarrow or the folder."""
     arrow, parquet = _pyarrow()
     columns = {"step": step, "replica": np.asarray(replica, np.int32), "seconds": seconds, "censored": censored}
-    parquet.write_table(arrow.table(columns | more), path)
+    try:
+        parquet.write_table(arrow.table(columns | more), path)
+    except OSError as error:
+        raise not_written(path, error) from error
 
 
 def load(path: str) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import LedgerError
+from flowrt.base.locating import fitting
 from flowrt.base.valueclass import valueclass
 from flowrt.ledger.account import OUTCOMES, Account, BatchState
 from flowrt.ledger.frames import MAGIC, records_in
@@ -53,6 +54,7 @@ class Ledger:
     Raises `LedgerError` where there is none, where it is damaged, or is none.
     """
 
+    @fitting
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.versions: list[Version] = []

@@ -17,7 +17,7 @@ import numpy as np
 
 from flowrt.base.attributes import frozen
 from flowrt.base.errors import SpecError, user_site
-from flowrt.base.locating import located
+from flowrt.base.locating import fitting, located
 from flowrt.base.partitioning import Partition, row_bounds
 from flowrt.base.plain import as_dtype_of, default_array, fitting_array
 from flowrt.base.spec import NAMES, Spec, as_dtype
@@ -146,7 +146,7 @@ class Variable(TensorOperators):
     """The variable that this one is a part of."""
     _read: Tensor
 
-    @brief
+    @fitting
     def __new__(
         cls,
         initial: Any,

@@ -17,8 +17,8 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import CheckpointError, FlowrtError, GraphError, user_site
+from flowrt.base.locating import fitting
 from flowrt.base.telling import telling
-from flowrt.base.tracebacks import brief
 from flowrt.checkpoints.folders import FolderLock, HeldElsewhere, sync_parents
 from flowrt.checkpoints.manifest import File, Manifest, Name, NotWhole, folder_of, to_bytes
 from flowrt.checkpoints.retention import superfluous
@@ -68,7 +68,7 @@ class Checkpoints:
     session a place of its own.
     """
 
-    @brief
+    @fitting
     def __init__(
         self,
         url: str | os.PathLike[str],

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.locating import Fitting
 from flowrt.base.valueclass import valueclass
 from flowrt.sched.devices.names import check_names
 
 
 @valueclass
-class Options:
+class Options(Fitting):
     """How a session runs steps.
 
     ``optimize=False``: no pass rewrites, every node runs as written (tapes still do). ``tapes=False``: the machine runs

@@ -28,6 +28,7 @@ from flowrt.base.errors import (
     StepTimeout,
     user_site,
 )
+from flowrt.base.locating import fitting
 from flowrt.base.spec import Spec
 from flowrt.base.tracebacks import brief, shorten, unmark
 from flowrt.finishing import to_the_end
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 MAX_STEPS = 256  # compiled steps a session keeps
-SEEDS = (1 << 63) - 1
 PENDING = object()  # what `Session._run_now` answers where the step cannot run at once
 
 
@@ -75,7 +75,7 @@ class Session(AsyncOnly):
     WHAT = "fr.Session"
     INSTEAD = "; without await, use `with fr.BlockingSession(graph) as session`"
 
-    @brief
+    @fitting
     def __init__(
         self,
         graph: Graph,
@@ -106,7 +106,7 @@ class Session(AsyncOnly):
         self._idle, self._numbers, self.rests = asyncio.Event(), Numbers(), Rests()
         self._closed, self._runs_now, self._anew = False, 0, False  # nodes held nothing of it when it was opened
         seeds = (self.options.seed, graph.seed)
-        self._seed = next((int(seed) & SEEDS for seed in seeds if seed is not None), secrets.randbits(62))
+        self._seed = next((int(seed) % (1 << 63) for seed in seeds if seed is not None), secrets.randbits(62))
 
     __repr__ = standing
 
@@ -333,8 +333,8 @@ class Session(AsyncOnly):
         if feeds is None:
             return {}
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
-            got = type(feeds).__name__
-            raise GraphError(f"{user_site()}: feeds map tensors to values, as {{x: images}} does; got a {got}")
+            kind = type(feeds).__name__
+            raise GraphError(f"{user_site()}: feeds map tensors to values, as {{x: images}} does; got a {kind}")
         given = {self._fed(tensor): value for tensor, value in feeds.items()}
         if len(given) < len(feeds):
             raise GraphError(f"{user_site()}: a tensor is fed twice (a variable is fed as its read); give it one value")

@@ -15,9 +15,9 @@ import numpy as np
 
 from flowrt.base.device import Device, SomeOf
 from flowrt.base.errors import GraphError, SpecError, user_site
+from flowrt.base.locating import fitting
 from flowrt.base.plain import shortened
 from flowrt.base.spec import Spec
-from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.graph import (
     Graph,
@@ -87,7 +87,7 @@ class ServerShard:
 class Built:
     """What a trainer builds, and what it is asked to be; see `Replicated` for the arguments."""
 
-    @brief
+    @fitting
     def __init__(
         self,
         loss_fn: LossFn,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from flowrt.base.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, not_written, user_site
 from flowrt.train.times import PARTS
 
 if TYPE_CHECKING:
@@ -54,7 +54,12 @@ def draw(statistics: Drawn, path: str | os.PathLike[str]) -> None:
     _draw_bars(bars, statistics)
     _draw_course(course, statistics)
     figure.suptitle("; ".join(map(str, statistics.slow)) or "nobody is slow", fontsize=9, wrap=True)
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise not_written(path, error) from error
+    except ValueError as error:  # an ending that is no format
+        raise GraphError(f"{user_site()}: {error}") from error
 
 
 def _draw_bars(axes: Axes, statistics: Drawn) -> None:

@@ -6,7 +6,7 @@ import ast
 import copy
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,29 @@ def test_methods_that_tensors_have_elsewhere_are_answered_by_functions() -> None
                 kind = type(tensor).__name__
                 with pytest.raises(AttributeError, match=rf"^'{kind}' object has no attribute '{typed}'; .*{here}"):
                     getattr(tensor, typed)
+
+
+CONSTRUCTED: list[tuple[Callable[..., object], dict[str, object], str]] = [
+    (fr.Checkpoints, {"url": "x", "max_to_keep": 3}, "keep="),
+    (fr.Checkpoints, {"directory": "x"}, "url="),
+    (fr.Session, {"graph": None, "config": 3}, "options="),
+    (fr.BlockingSession, {"graph": None, "config": 3}, "options="),
+    (fr.LocalCluster, {"num_workers": 2}, "worker="),
+    (fr.LocalCluster, {"worker": 2, "threads_per_worker": 1}, "threads="),
+    (fr.Variable, {"initial": 1.0, "requires_grad": True}, "trainable="),
+    (fr.Options, {"intra_op_parallelism_threads": 1}, "threads="),
+    (fr.train.Replicated, {"num_replicas": 3}, "replicas="),
+    (fr.train.FirstOf, {"update": 3}, "did you mean updates="),
+    (fr.Graph, {"sed": 1}, "did you mean seed="),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "here"), CONSTRUCTED)
+def test_an_argument_of_a_class_that_is_called_otherwise_elsewhere_is_answered_by_ours(
+    kind: Callable[..., object], given: dict[str, object], here: str
+) -> None:
+    with pytest.raises((fr.SpecError, fr.GraphError), match=rf"test_familiar.py:\d+.*{here}"):
+        kind(**given)
 
 
 def test_asking_for_what_is_not_there_stays_an_ordinary_question() -> None:

@@ -348,5 +348,7 @@ def test_what_a_trainer_saw_is_a_trace(tmp_path: Path) -> None:
     assert table["censored"].to_pylist() == [False, True, False]
     np.testing.assert_allclose(table["seconds"], [0.4, 0.8, 0.0])
     np.testing.assert_allclose(fr.delays.Trace(tmp_path / "seen.parquet").seconds, [[0.4, 0.8], [0.0, 0.8]])
+    with pytest.raises(fr.GraphError, match=r"test_delays.py:\d+: .*x.parquet cannot be written.*make the folder"):
+        statistics.save(tmp_path / "missing" / "x.parquet")
     with pytest.raises(fr.GraphError, match=r"test_delays.py:\d+: there is nothing to save"):
         fr.train.Statistics(0, 0, (), ()).save(tmp_path / "none.parquet")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from math import inf, nan
 
 from flowrt.base.errors import GraphError, Site
+from flowrt.base.locating import Fitting
 from flowrt.base.valueclass import valueclass
 
 
@@ -94,7 +95,7 @@ def least_of(policy: Policy, at_least: int, replicas: int) -> int:
     return at_least
 
 
-class Policy:
+class Policy(Fitting):
     """Whose updates make a version. A policy is a subclass that is a frozen dataclass of plain values.
 
     ``decide`` is all it needs; the rest says more, where there is more to say.
