@@ -74,8 +74,9 @@ class TellingApart(Adaptive):
         return known._told_apart()
 
     def _told_apart(self) -> TellingApart:
+        if self._history is None:
+            return self
         digest = blake2b(digest_size=16)
-        assert self._history is not None
         known = self._history.arrivals
         parts = (part for reading in known.readings for part in (replace(reading, spread=None), reading.spread))
         for value in (replace(self._history, arrivals=None), replace(known, readings=()), *parts):
@@ -93,8 +94,9 @@ class TellingApart(Adaptive):
             known,
             logs=known.logs[:, rows],
             fates=known.fates[:, rows],
-            readings=tuple(replace(reading, usual=reading.usual[rows]) for reading in known.readings),
-            alive=known.alive[rows],
+            readings=tuple(
+                replace(reading, usual=reading.usual[rows], alive=reading.alive[rows]) for reading in known.readings
+            ),
         )
         return replace(self, _history=replace(self._history, arrivals=known))._told_apart()
 

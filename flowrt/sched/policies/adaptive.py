@@ -19,7 +19,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 KEEP = 0.95  # what the worth per second keeps of itself with each version: it goes back some 20
 BUDGET = 0.01  # of all worth may be spent on trying out whether waiting longer pays
 APART = 8  # versions between two such tries, at least
-PATIENCE = 2.0  # times as long as half of the first version's updates took, its others are waited for
+PATIENCE = 1.5  # times as long as half of the first versions' updates took, their others are waited for
 
 
 @valueclass
@@ -81,6 +81,7 @@ class Adaptive(Policy):
     """
 
     at_least: int = 1
+    _ready: bool = field(default=False, init=False, repr=False, compare=False)
     _history: History | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +113,9 @@ class Adaptive(Policy):
     # ── after it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def after(self, record: Record) -> Adaptive:
-        """The policy that knows of that version, too."""
+        """The policy that knows of that version, too; but of the first one, in which nodes still got ready, nothing."""
+        if not self._ready:
+            return replace(self, _ready=True)
         history = self._history or _start(record)
         missing = [replica for replica, _ in record.missing]
         came, seconds = _split(record.offers)

@@ -29,11 +29,13 @@ KINDS = (ReadingKind.ALIKE, ReadingKind.OWN, ReadingKind.COMMON)
 SIMPLER = np.array([0.0, -1.0, -3.0])  # logarithms of what is thought of them before anything was seen
 FORGET = 0.97  # of what they showed counts a version later
 SHOCK = 4.0  # how much less likely than the best one a version makes a reading, at most
+UNLIKELY = 0.02  # how likely the beginning of a version is where the reading is doubted that is believed
 SURE = 10.0  # how much less likely one is than the best one, at most: things may change
 
-YOUNG = 40  # versions until which each is looked at as it comes
-BATCH = 4  # versions that are looked at together from then on, and one more for every
+YOUNG = 8  # versions until which each is looked at as it comes; then one more together for as many again, until
+BATCH = 4  # versions are looked at together, and one more for every
 CROWD = 64  # replicas
+SELDOM = 4  # readings that are not believed build on every so many of those
 
 FINE = 16  # bins that are looked at one by one; beyond them at every so manieth of what they are away
 
@@ -65,7 +67,6 @@ class Arrivals:
         fates: [versions, replicas]: which of `AWAY`, `CAME` and `CUT` it was.
         readings: By `KINDS`.
         scores: [readings]: the logarithm of how likely each is, but for what they have in common.
-        alive: [replicas, bins + 1]: the chance not to have come by the left end of a bin, by the one that is believed.
     """
 
     versions: int
@@ -74,7 +75,6 @@ class Arrivals:
     fates: Array
     readings: tuple[TimesReading, ...]
     scores: Array
-    alive: Array
 
     @classmethod
     def start(cls, replicas: int, seconds: float) -> Arrivals:
@@ -86,13 +86,12 @@ class Arrivals:
             fates=np.zeros((0, replicas), np.int64),
             readings=tuple([TimesReading.start(kind, replicas, _log(seconds)) for kind in KINDS]),
             scores=SIMPLER,
-            alive=np.ones((replicas, BINS + 1)),
         )
 
     @property
     def replicas(self) -> int:
         """How many replicas it knows of."""
-        return len(self.alive)
+        return len(self.readings[0].usual)
 
     @property
     def reading(self) -> TimesReading:
@@ -101,16 +100,17 @@ class Arrivals:
 
     def of(self, replicas: int) -> Arrivals:
         """The same, of so many replicas at least; of new ones what is known of all holds."""
-        return self._widened(replicas)._fitted() if replicas > self.replicas else self
+        return self._widened(replicas)._fitted(KINDS) if replicas > self.replicas else self
 
     def _widened(self, replicas: int) -> Arrivals:
-        more = max(replicas - self.replicas, 0)
+        more = replicas - self.replicas
+        if more <= 0:
+            return self
         return replace(
             self,
             logs=np.pad(self.logs, ((0, 0), (0, more))),
             fates=np.pad(self.fates, ((0, 0), (0, more))),
             readings=tuple([reading.widened(more) for reading in self.readings]),
-            alive=np.pad(self.alive, ((0, more), (0, 0))),
         )
 
     # ── what is to come ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -125,24 +125,40 @@ class Arrivals:
         """
         if (most := max((*came, *able))) >= self.replicas:
             return self.of(most + 1).expected(came, seconds, able, now)
-        reading = self.reading
-        pending = self.alive[np.array(able)]
+        reading = self._reading_of(came, seconds, able, now)
+        pending = reading.alive[np.array(able)]
         later, none = np.zeros(len(AHEAD)), np.zeros(len(AHEAD))
-        for chance, factor in self._cases(came, seconds, able, now):
-            at = min(max(round((_log(now) - reading.origin - factor) / WIDTH), 0), BINS - 1)
+        for chance, factor in self._cases(reading, came, seconds, able, now):
+            at = reading.bin_at(now, factor)
             left = pending.take(np.minimum(at + AHEAD, BINS), axis=1)
             left /= np.maximum(pending[:, at], 1e-20)[:, None]
             later += chance * np.add.reduce(left)
             none += chance * np.multiply.reduce(left)
         return max(now, 1e-9) * GRID, len(able) - later, none
 
-    def _cases(
+    def _reading_of(
         self, came: Sequence[int], seconds: Sequence[float], able: Sequence[int], now: float
+    ) -> TimesReading:
+        """The reading that is believed where the open version is what it is.
+
+        All are weighed again where that one hardly allows that nobody came before the first one did: what slows all
+        is seen in the first version that it slows.
+        """
+        reading = self.reading
+        before = reading.alive[:, reading.bin_at(seconds[0], 0.0)].take([*came, *able])
+        if reading.kind.common or np.multiply.reduce(before) > UNLIKELY:
+            return reading
+        logs, fates = self._rows([(list(came), list(seconds), list(able), now)])
+        likely = [float(reading.likelihoods(logs, fates)[0]) for reading in self.readings]
+        return self.readings[int((self.scores + likely).argmax())]
+
+    def _cases(
+        self, reading: TimesReading, came: Sequence[int], seconds: Sequence[float], able: Sequence[int], now: float
     ) -> list[tuple[float, float]]:
         """Chances, and the logarithms of factors that stand for all; one where they are all but the same."""
-        if not self.reading.kind.common:
+        if not reading.kind.common:
             return [(1.0, 0.0)]
-        beliefs = self.factor_of(came, seconds, able, now)
+        beliefs = factor_of(reading, came, seconds, able, now)
         mean = float(beliefs @ FACTORS)
         if float(beliefs @ (FACTORS - mean) ** 2) < 1.0:
             return [(1.0, mean * WIDTH)]
@@ -150,30 +166,20 @@ class Arrivals:
         chances, sums = np.bincount(case, beliefs).tolist(), np.bincount(case, beliefs * FACTORS).tolist()
         return [(chance, WIDTH * s / chance) for chance, s in zip(chances, sums, strict=True) if chance > 1e-6]
 
-    def factor_of(self, came: Sequence[int], seconds: Sequence[float], able: Sequence[int], now: float) -> Array:
-        """[factors]: how likely each is that of the version that is open."""
-        reading, step = self.reading, 1 + (len(came) + len(able)) // SAMPLE
-        there = reading.relative(np.array(came[::step]), np.log(np.maximum(seconds[::step], 1e-9)))
-        gone = reading.relative(np.array(able[::step], np.int64), _log(now))
-        return believe(reading.spread.evidence(there, gone), reading.to_expect())
-
     # ── what came ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def learn(self, came: list[int], seconds: list[float], missing: list[int], closed: float) -> Arrivals:
         """After a version whose set was fixed ``closed`` seconds after its opening, when ``missing`` had not come."""
         fresh = (*self.fresh, (came, seconds, missing, closed))
-        if self.versions >= YOUNG and len(fresh) < BATCH + self.replicas // CROWD:
+        if len(fresh) < min(1 + self.versions // YOUNG, BATCH + self.replicas // CROWD):
             return replace(self, fresh=fresh)
-        known = self._widened(1 + max(max((*came, *missing)) for came, _, missing, _ in fresh))
-        return known._append(fresh)._fitted()
+        known = self._widened(1 + max(max((*came, *missing)) for came, _, missing, _ in fresh))._append(fresh)
+        every = known.versions <= YOUNG or known.versions % (SELDOM * BATCH) < BATCH or known.replicas > self.replicas
+        return known._fitted(KINDS if every else (known.reading.kind,))
 
     def _append(self, fresh: tuple[Version, ...]) -> Arrivals:
         """With these among the versions that are kept, the oldest of which make room; readings are judged by them."""
-        logs = np.zeros((len(fresh), self.replicas))
-        fates = np.zeros((len(fresh), self.replicas), np.int64)
-        for row, (came, seconds, missing, closed) in enumerate(fresh):
-            logs[row, came], fates[row, came] = np.log(np.maximum(seconds, 1e-9)), CAME
-            logs[row, missing], fates[row, missing] = _log(closed), CUT
+        logs, fates = self._rows(fresh)
         return replace(
             self,
             versions=self.versions + len(fresh),
@@ -183,6 +189,15 @@ class Arrivals:
             scores=self._judged(logs, fates) if self.versions else self.scores,
         )
 
+    def _rows(self, versions: Sequence[Version]) -> tuple[Array, Array]:
+        """[versions, replicas]: the logarithms of times, and fates."""
+        logs = np.zeros((len(versions), self.replicas))
+        fates = np.zeros((len(versions), self.replicas), np.int64)
+        for row, (came, seconds, missing, closed) in enumerate(versions):
+            logs[row, came], fates[row, came] = np.log(np.maximum(seconds, 1e-9)), CAME
+            logs[row, missing], fates[row, missing] = _log(closed), CUT
+        return logs, fates
+
     def _judged(self, logs: Array, fates: Array) -> Array:
         likely = np.array([reading.likelihoods(logs, fates) for reading in self.readings])
         shown = np.maximum(likely - likely.max(axis=0), -SHOCK).sum(axis=1)
@@ -190,9 +205,20 @@ class Arrivals:
         bounded: Array = np.maximum(scores - scores.max(), -SURE)
         return bounded
 
-    def _fitted(self) -> Arrivals:
-        known = replace(self, readings=tuple([reading.fit(self.logs, self.fates) for reading in self.readings]))
-        return replace(known, alive=known.reading.foresee(self.logs, self.fates))
+    def _fitted(self, kinds: Sequence[ReadingKind]) -> Arrivals:
+        """With the readings of these kinds by the versions that are kept."""
+        fitted = [one.fit(self.logs, self.fates) if one.kind in kinds else one for one in self.readings]
+        return replace(self, readings=tuple(fitted))
+
+
+def factor_of(
+    reading: TimesReading, came: Sequence[int], seconds: Sequence[float], able: Sequence[int], now: float
+) -> Array:
+    """[factors]: how likely each is that of the version that is open."""
+    step = 1 + (len(came) + len(able)) // SAMPLE
+    there = reading.relative(np.array(came[::step]), np.log(np.maximum(seconds[::step], 1e-9)))
+    gone = reading.relative(np.array(able[::step], np.int64), _log(now))
+    return believe(reading.spread.evidence(there, gone), reading.to_expect())
 
 
 def _log(seconds: float) -> float:

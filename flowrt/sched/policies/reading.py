@@ -20,6 +20,7 @@ was, what has taken t goes on for another t or so, as what has no scale does.
 from __future__ import annotations
 
 from enum import Enum
+from math import log
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -40,6 +41,7 @@ from flowrt.sched.policies.spread import (
     WIDTH,
     Spread,
     believe,
+    smoothed_counts,
 )
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -84,6 +86,7 @@ class TimesReading:
         spread: How times lie around replicas' usual ones.
         usual: [replicas]: the logarithm of the median of its seconds.
         origin: The logarithm of the seconds at which the first bin begins.
+        alive: [replicas, bins + 1]: the chance not to have come by the left end of a bin.
     """
 
     kind: ReadingKind
@@ -92,6 +95,7 @@ class TimesReading:
     spread: Spread
     usual: Array
     origin: float
+    alive: Array
 
     @classmethod
     def start(cls, kind: ReadingKind, replicas: int, usual: float) -> TimesReading:
@@ -103,11 +107,13 @@ class TimesReading:
             spread=Spread.unknown(),
             usual=np.full(replicas, usual),
             origin=usual - MIDDLE * WIDTH,
+            alive=np.ones((replicas, BINS + 1)),
         )
 
     def widened(self, more: int) -> TimesReading:
         """The same, with so many more replicas, whose usual time is in the middle; to be fitted."""
-        return replace(self, usual=np.append(self.usual, np.full(more, self.origin + MIDDLE * WIDTH)))
+        usual = np.append(self.usual, np.full(more, self.origin + MIDDLE * WIDTH))
+        return replace(self, usual=usual, alive=np.ones((len(usual), BINS + 1)))
 
     # ── of a version ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -115,6 +121,10 @@ class TimesReading:
         """In which bins times lie, where each replica's usual one is in the middle."""
         bins: Array = ((logs - self.usual[replicas]) / WIDTH + (MIDDLE + 1e-6)).astype(np.int64)
         return bins
+
+    def bin_at(self, now: float, factor: float) -> int:
+        """The bin of so many seconds, in a version with that logarithm of a factor."""
+        return min(max(round((log(max(now, 1e-9)) - self.origin - factor) / WIDTH), 0), BINS - 1)
 
     def to_expect(self) -> Array:
         """[factors]: how likely each is before a version shows anything: as it was frequent, or close to that."""
@@ -174,29 +184,28 @@ class TimesReading:
         return replace(self, factors=(beliefs * (FACTORS[tried] * WIDTH)).sum(axis=1), frequent=frequent)
 
     def _settle(self, logs: Array, fates: Array) -> TimesReading:
-        """With what is usual for each replica, and how times spread around that.
+        """With what is usual for each replica, how times spread around that, and so when each is expected.
 
-        It is by its own times alone: who was never waited for would else be thought to come as the others do, as soon
-        as nobody waits any more.
+        What is usual is by its own times alone: who was never waited for would else be thought to come as the others
+        do, as soon as nobody waits any more.
         """
         origin = float(np.median(self.usual)) - MIDDLE * WIDTH
         came, there = self._counted(logs, fates, origin)
         alone = np.cumprod(1 - (came + DOUBT * LINDY) / (there + DOUBT), axis=1)
         middles = np.where(there[:, 0] > 0, (alone > 0.5).sum(axis=1), MIDDLE)
         usual = np.broadcast_to(origin + WIDTH * middles, self.usual.shape)
-        return replace(self, origin=origin, usual=usual)._pooled(logs, fates, np.ones(len(logs)))
-
-    def foresee(self, logs: Array, fates: Array) -> Array:
-        """[replicas, bins + 1]: the chance not to have come by the left end of a bin."""
-        came, there = self._counted(logs, fates, self.origin)
-        middles = np.rint((self.usual[: len(came)] - self.origin) / WIDTH).astype(np.int64)
-        of_all = self.spread.hazards.take(PLACES - (middles - MIDDLE)[:, None], mode="clip")
+        known = replace(self, origin=origin, usual=usual)._pooled(logs, fates, np.ones(len(logs)))
+        of_all = known.spread.hazards.take(PLACES - (middles - MIDDLE)[:, None], mode="clip")
+        came, there = self._counted(logs, fates, origin, known.spread.deviation)
         alive = np.ones((len(came), BINS + 1))
         np.cumprod(1 - (came + TRUST * of_all) / (there + TRUST), axis=1, out=alive[:, 1:])
-        return np.broadcast_to(alive, (len(self.usual), BINS + 1))
+        return replace(known, alive=np.broadcast_to(alive, (len(usual), BINS + 1)))
 
-    def _counted(self, logs: Array, fates: Array, origin: float) -> tuple[Array, Array]:
-        """[replicas, bins]: how much came in each bin after ``origin``, and had not before; of one if all are alike."""
+    def _counted(self, logs: Array, fates: Array, origin: float, deviation: float = 0.0) -> tuple[Array, Array]:
+        """[replicas, bins]: how much came in each bin after ``origin``, and had not before; of one if all are alike.
+
+        What came is smoothed by so many bins.
+        """
         rows = len(self.usual) if self.kind.own else 1
         places = ((logs - self.factors[:, None] - origin) / WIDTH).astype(np.int64)
         places.clip(0, BINS - 1, out=places)
@@ -204,6 +213,7 @@ class TimesReading:
         places += rows * BINS * fates
         weights = np.repeat(_weights(OWN if self.kind.own else POOL, len(logs)), len(self.usual))
         _, came, cut = np.bincount(places.ravel(), weights, 3 * rows * BINS).reshape(3, rows, BINS)
+        came = smoothed_counts(came, deviation)
         return came, (came + cut)[:, ::-1].cumsum(axis=1)[:, ::-1] - 0.5 * cut  # cut off in a bin, nobody knows where
 
     def _sample(self, logs: Array, fates: Array) -> Array:

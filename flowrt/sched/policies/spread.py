@@ -38,38 +38,45 @@ class Spread:
     """The distribution of times around their usual ones.
 
     Args:
-        hazards: [bins]: the chance to come in a bin, if not before.
-        reached: [bins]: the chance to come in it or before.
+        hazards: [bins]: the chance to come in a bin, if not before, smoothed likewise.
+        reached: [bins]: the chance to come in it or before, as it was.
         log_density: [bins]: the logarithm of the chance to come in it, smoothed as the number of times deserves.
         log_alive: [bins]: the same of coming later than in its middle.
+        deviation: Of what it was smoothed by, in bins.
     """
 
     hazards: Array
     reached: Array
     log_density: Array
     log_alive: Array
+    deviation: float
 
     @classmethod
     def unknown(cls) -> Spread:
         """Nothing is known of them."""
-        return cls(np.full(BINS, LINDY), (PLACES + 0.5) / BINS, np.zeros(BINS), np.zeros(BINS))
+        return cls(np.full(BINS, LINDY), (PLACES + 0.5) / BINS, np.zeros(BINS), np.zeros(BINS), 0.0)
 
     @classmethod
     def of(cls, came: Array, cut: Array) -> Spread:
         """By how much weight came in each bin, and how much was cut off in it: Kaplan and Meier's, see `arrivals`.
 
-        The density is smoothed by Silverman's rule ("Density Estimation", 1986, 3.31): the gaps between few times that
-        are far from each other mean nothing, and factors must not be fitted to them.
+        Smoothed as widely as the rule of Silverman says ("Density Estimation", 1986, 3.31), where the deviation is that
+        of the shortest half, which lies in one mode if there are several (Grübel, "The Length of the Shorth", Ann.
+        Stat. 16, 1988): the gaps between few times that are far from each other mean nothing, neither factors nor
+        hopes must be fitted to them, and the last one of some will not be the last of more.
         """
-        hazards = (came + UNKNOWN * LINDY) / ((came + cut)[::-1].cumsum()[::-1] - 0.5 * cut + UNKNOWN)
+        risk = (came + cut)[::-1].cumsum()[::-1] - 0.5 * cut + UNKNOWN
         alive = np.ones(BINS + 1)
-        np.cumprod(1 - hazards, out=alive[1:])
+        np.cumprod(1 - (came + UNKNOWN * LINDY) / risk, out=alive[1:])
         reached = 1 - alive[1:]
-        tenth, fourth, last_fourth, last_tenth = np.searchsorted(reached, (0.1, 0.25, 0.75, 0.9)).tolist()
-        deviation = min((last_fourth - fourth) / 1.35, (last_tenth - tenth) / 2.56)
-        density = _smoothed(-np.diff(alive), 0.9 * deviation * max(float(came.sum()), 1.0) ** -0.2)
+        begins = reached[: np.searchsorted(reached, 0.5) + 1]
+        shortest = int((np.searchsorted(reached, begins + 0.5) - PLACES[: len(begins)]).min())
+        deviation = 0.9 * shortest / 1.35 * max(float(came.sum()), 1.0) ** -0.2
+        density = _smoothed(-np.diff(alive), deviation)
         later = np.maximum(1 - np.cumsum(density) + 0.5 * density, 1e-9)
-        return cls(hazards, reached, np.log(density + 1e-9), np.log(later))
+        wide = smoothed_counts(came, deviation)
+        hazards = (wide + UNKNOWN * LINDY) / ((wide + cut)[::-1].cumsum()[::-1] - 0.5 * cut + UNKNOWN)
+        return cls(hazards, reached, np.log(density + 1e-9), np.log(later), deviation)
 
     def evidence(self, came: Array, missing: Array) -> Array:
         """For each of `FACTORS`, the logarithm of how likely it makes that these came in their bins, those in none."""
@@ -111,3 +118,15 @@ def _smoothed(density: Array, deviation: float) -> Array:
     steps = np.arange(-int(3 * deviation), int(3 * deviation) + 1)
     kernel = np.exp(-0.5 * (steps / deviation) ** 2)
     return np.convolve(density, kernel / kernel.sum(), "same")
+
+
+def smoothed_counts(counts: Array, deviation: float) -> Array:
+    """[..., bins], by their means over as many bins as have that standard deviation."""
+    reach = round(0.5 * (1 + 12 * deviation**2) ** 0.5 - 0.5)
+    if not reach:
+        return counts
+    sums = np.zeros((*counts.shape[:-1], BINS + 1))
+    np.cumsum(counts, axis=-1, out=sums[..., 1:])
+    ends = np.minimum(PLACES + reach + 1, BINS)
+    means: Array = (sums[..., ends] - sums[..., np.maximum(PLACES - reach, 0)]) / (2 * reach + 1)
+    return means
