@@ -178,7 +178,11 @@ async def _answering(settings: Settings, standing: _Standing, lines: JsonLines |
 
 def _say(lines: JsonLines | None, message: str, **fields: Any) -> None:
     """Say on stdout how far the node is."""
-    print(f"flowrt worker {message}" if lines is None else lines.say(message, **fields), flush=True)
+    try:
+        print(f"flowrt worker {message}" if lines is None else lines.say(message, **fields), flush=True)
+    except BrokenPipeError:  # nobody listens any more, as where who started it was killed
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _end(told: asyncio.Event) -> None:

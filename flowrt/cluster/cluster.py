@@ -14,7 +14,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -27,13 +27,13 @@ from flowrt.base.tracebacks import brief, unmark
 from flowrt.cluster.environment import find
 from flowrt.cluster.fork_server import ForkServers, kept_servers
 from flowrt.cluster.hosts import expand_ranges
-from flowrt.cluster.node_process import close_stdin, environment, ready, send
+from flowrt.cluster.node_process import close_stdin, environment, ready, send, tell_token
 from flowrt.cluster.tasks import check_job, checked_delays, checked_devices, checked_imports, checked_names, split_task
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
 from flowrt.net.addresses import is_loopback
 from flowrt.net.descriptors import out_of_descriptors
-from flowrt.net.tokens import load_token, new_token, own_token, save_token
+from flowrt.net.tokens import load_token, new_token, own_token
 from flowrt.sched.host.lanes import usable_cores
 
 if TYPE_CHECKING:
@@ -385,9 +385,8 @@ class LocalCluster(AsyncOnly):
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
-        """What nodes are told by files: their secret. It lasts until they are ready."""
-        with tempfile.TemporaryDirectory(prefix="flowrt-") as folder:
-            save_token(os.path.join(folder, "token"), self.token)
+        """What nodes are told by files: their delays, if any. It lasts until they are ready."""
+        with tempfile.TemporaryDirectory(prefix="flowrt-") if self._delays else nullcontext("") as folder:
             yield Path(folder)
 
     async def _start(self) -> None:
@@ -422,8 +421,15 @@ class LocalCluster(AsyncOnly):
     async def _spawn(
         self, job: str, number: int, folder: Path, port: int = 0, door: tuple[str, int] | None = None
     ) -> Process:
+        process = await self._start_process(job, number, folder, port, door)
+        tell_token(process, self.token)
+        return process
+
+    async def _start_process(
+        self, job: str, number: int, folder: Path, port: int, door: tuple[str, int] | None
+    ) -> Process:
         before, host = self._where(f"/job:{job}/task:{number}")
-        options = {"job": job, "task": number, "bind": f"{host}:{port}", "token-file": folder / "token"}
+        options = {"job": job, "task": number, "bind": f"{host}:{port}", "token-file": "-"}
         options |= {"threads": self._threads, "log-level": self._log_level}
         options |= {} if self.tls is None else {"tls": self.tls}
         if door is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from flowrt.base.errors import ResourceError
@@ -18,7 +19,8 @@ _READY = re.compile(r" ready on (\S+)$")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
-class _Closable(Protocol):
+class _Pipe(Protocol):
+    def write(self, data: bytes, /) -> object: ...
     def close(self) -> None: ...
 
 
@@ -30,7 +32,7 @@ class Process(Protocol):
     @property
     def returncode(self) -> int | None: ...
     @property
-    def stdin(self) -> _Closable | None: ...
+    def stdin(self) -> _Pipe | None: ...
     @property
     def stdout(self) -> StreamReader | None: ...
     async def wait(self) -> int: ...
@@ -81,6 +83,13 @@ def send(process: Process, how: str) -> None:
             getattr(process, how)()
         except ProcessLookupError:
             return
+
+
+def tell_token(process: Process, token: str) -> None:
+    """Say the token to a node that was started with ``--token-file=-``."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has ended, and `ready` says why
+        process.stdin.write(token.encode() + b"\n")
 
 
 def close_stdin(process: Process) -> None:

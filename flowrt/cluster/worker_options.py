@@ -14,7 +14,7 @@ from flowrt.cluster.cluster import ClusterSpec, parse_address
 from flowrt.cluster.environment import WHICH_TASK
 from flowrt.net.addresses import is_loopback
 from flowrt.net.tls import MAKE, TOKEN, Keys, check_reach
-from flowrt.net.tokens import load_token, own_token
+from flowrt.net.tokens import load_token, own_token, read_token
 from flowrt.sched.devices.names import check_names
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _cluster(given: argparse.Namespace) -> ClusterSpec | None:
 def _token(given: argparse.Namespace, cluster: ClusterSpec | None, host: str) -> str:
     path = given.token_file or (cluster and cluster.token_file) or os.environ.get("FLOWRT_TOKEN_FILE")
     if path:
-        return load_token(path)
+        return read_token(0) if path == "-" else load_token(path)
     keys = _tls(given)
     if keys and (keys / TOKEN).exists():
         return load_token(keys / TOKEN)
@@ -211,9 +211,9 @@ def _add_trust(add: Callable[..., object]) -> None:
     add(
         "--token-file",
         metavar="FILE",
-        help="holds the secret that masters and nodes share, readable by its owner alone; by default the cluster "
-        "file's, FLOWRT_TOKEN_FILE's, that in the folder of --tls, or (on this machine only) this user's own, made at "
-        "the first use",
+        help="holds the secret that masters and nodes share, readable by its owner alone; - for the first line of "
+        "stdin; by default the cluster file's, FLOWRT_TOKEN_FILE's, that in the folder of --tls, or (on this machine "
+        "only) this user's own, made at the first use",
     )
     add(
         "--tls",

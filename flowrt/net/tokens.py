@@ -41,6 +41,16 @@ def load_token(path: str | os.PathLike[str]) -> str:
     return token
 
 
+def read_token(pipe: int) -> str:
+    """The token in the first line of a pipe, of which nothing else is read. `AuthenticationError` if that is none."""
+    said = b""
+    while not said.endswith(b"\n") and len(said) <= MAX_TOKEN and (more := os.read(pipe, 1)):
+        said += more
+    if not _TOKEN.fullmatch(token := said.decode("ascii", "replace").strip()):
+        raise AuthenticationError("the first line of stdin is no token")
+    return token
+
+
 def check_private(about: os.stat_result, what: str) -> None:
     """Raise `AuthenticationError` where others than who runs this can read a file with a secret in it.
 

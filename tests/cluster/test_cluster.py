@@ -36,7 +36,7 @@ from flowrt.cluster.cluster import LocalCluster
 from flowrt.net import node as node_module
 from flowrt.net import plans as plans_module
 from flowrt.net.master import Master, Registered
-from flowrt.net.tokens import new_token
+from flowrt.net.tokens import load_token, new_token
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host
 
@@ -477,6 +477,53 @@ async def test_nodes_do_not_outlive_a_parent_that_is_killed() -> None:
         await parent.wait()
         for node in nodes:
             await ended(node)
+
+
+async def test_a_program_that_is_killed_while_its_nodes_start_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    program = textwrap.dedent("""
+        import asyncio
+        from flowrt.cluster import cluster
+
+        async def never_ready(task, process):
+            print(process.pid, flush=True)
+            await asyncio.Event().wait()
+
+        cluster.ready = never_ready
+        asyncio.run(cluster.LocalCluster(worker=1).__aenter__())
+    """)
+    async with running(sys.executable, "-c", program) as parent:
+        assert parent.stdout is not None
+        node = os.pidfd_open(int(await parent.stdout.readline()))
+        parent.kill()
+        await parent.wait()
+        await ended(node)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_node_goes_on_whom_nobody_listens_to(worker_command: list[str], unused_tcp_port: int) -> None:
+    task, place = "/job:ps/task:0", ("127.0.0.1", unused_tcp_port)
+    token = load_token(worker_command[-1].partition("=")[2])
+    heard, said = os.pipe()
+    os.close(heard)
+    command = [*worker_command, f"--bind=127.0.0.1:{unused_tcp_port}"]
+    async with running(*command, stdout=said, stderr=subprocess.PIPE) as worker:
+        os.close(said)
+        async with Master({task: place}, token, patience=30.0):
+            worker.send_signal(signal.SIGTERM)
+        _, err = await worker.communicate()
+    assert worker.returncode == 0
+    assert b"Error" not in err
+
+
+async def test_a_node_is_told_its_token_by_stdin_and_says_if_that_is_none() -> None:
+    command = [sys.executable, "-m", "flowrt.worker", "--job=ps", "--task=0", "--bind=127.0.0.1:0", "--token-file=-"]
+    for text, expected in ((b"a token\n", 2), (b"", 2), (b"x" * 2000, 2)):
+        async with running(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
+            _, err = await worker.communicate(text)
+        assert (worker.returncode, err) == (expected, b"flowrt worker: the first line of stdin is no token\n")
 
 
 async def test_a_node_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def running(*command: str, **options: Any) -> AsyncIterator[Process]:
+async def running(*command: str, stdout: int = subprocess.PIPE, **options: Any) -> AsyncIterator[Process]:
     """A process that does not outlive the block."""
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, **options)
+    process = await asyncio.create_subprocess_exec(*command, stdout=stdout, **options)
     try:
         yield process
     finally:
