@@ -21,8 +21,8 @@ from flowrt.ops.elementwise import astype, multiply
 from flowrt.ops.inference import described, settled
 from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
-from flowrt.ops.shape import expand_dims, reshape, squeeze, stack, transpose
-from flowrt.ops.source import eye, shape_of
+from flowrt.ops.shape import expand_dims, getitem, reshape, squeeze, stack, transpose
+from flowrt.ops.source import shape_of
 
 if TYPE_CHECKING:
     from flowrt.graph import TensorOrArray
@@ -202,8 +202,11 @@ def _diagonal(term: _Term) -> _Term:
             if size is None:
                 raise SpecError(f"the size of the diagonal {label!r} of {spec} must be known")
             others = tuple(axis for axis in range(len(labels)) if axis not in (first, second))
-            mask = expand_dims(eye(size, dtype=spec.dtype), others) if others else eye(size, dtype=spec.dtype)
-            term = _Term(sum_(multiply(value, mask), second), (*labels[:second], *labels[second + 1 :]))
+            order = (first, second, *others)
+            square = value if order == tuple(range(len(order))) else transpose(value, order)
+            rest = [shape_of(value)[axis] if spec.shape[axis] is None else spec.shape[axis] for axis in others]
+            taken = getitem(reshape(square, [size * size, *rest]), ((None, None, size + 1),))
+            term = _Term(taken, tuple(labels[axis] for axis in (first, *others)))
     return term
 
 

@@ -51,6 +51,19 @@ def operands(equation: str) -> list[np.ndarray]:
     return out
 
 
+@pytest.mark.parametrize("equation", ["ii->i", "ii", "iij->ij", "jii->j", "iji->ji", "iii->i"])
+def test_a_diagonal_is_its_own_entries_whatever_lies_beside_them(equation: str) -> None:
+    given = equation.partition("->")[0]
+    places = np.indices([SIZES[c] for c in given])
+    along = [places[axis] for axis, label in enumerate(given) if label == "i"]
+    beside = np.any([axis != along[0] for axis in along], axis=0)
+    for dtype, strange in ((np.float32, np.nan), (np.float64, np.inf), (np.int32, -7)):
+        array = np.where(beside, strange, np.arange(beside.size).reshape(beside.shape)).astype(dtype)
+        got = fr.einsum(equation, array)
+        np.testing.assert_array_equal(got, np.einsum(equation, array))
+        assert np.asarray(got).dtype == dtype
+
+
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_einsum_answers_what_numpys_does(equation: str) -> None:
     arrays = operands(equation)
