@@ -5,7 +5,8 @@
 
 Each processor's kernels are compiled by a process of their own, which Numba's settings tell of it, and kept as any are.
 An entry must be the same bits in each range that loops of vectors tell apart, contiguous, strided and in place, as it
-is alone; programs that fold the same at every cut of their units.
+is alone; programs that fold the same at every cut of their units. Where the time is over before all is tried, the same
+share was of each kind, and what is left is told.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import argparse
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 FEATURES = {
     "native": "",
@@ -30,6 +33,9 @@ FEATURES = {
 """What a processor of this name has that another may lack, in Linux's words."""
 SECONDS = 280.0  # of each; what is not tried by then is told
 MOST_UNITS = 40
+
+Work: TypeAlias = Callable[[], tuple[int, list[str]]]
+"""Tries one op, group or fold: how many cuts, and those that differ."""
 
 
 def main() -> int:
@@ -66,7 +72,8 @@ def row(name: str, options: argparse.Namespace) -> bool:
         return False
     found = json.loads(done.stdout.splitlines()[-1])
     counts = f"{found['bytes']:6}{found['ops']:5}{found['groups']:8}{found['folds']:7}"
-    late = ", cut short" if found["left"] else ""
+    left = [f"{count} {kind}" for kind, count in found["left"].items() if count]
+    late = f", cut short: {', '.join(left)} are left" if left else ""
     print(f"{name:16}{counts}{found['cuts']:12,}{len(found['wrong']):11,}{seconds:9.0f}{late}", flush=True)
     for cut in found["wrong"][:5]:
         print(f"    {cut}")
@@ -79,41 +86,58 @@ def tried(groups: int, until: float) -> dict[str, Any]:
 
     from flowrt.kernels.tiles.micro import native
 
-    found: dict[str, Any] = {"bytes": native().width, "ops": 0, "groups": 0, "folds": 0, "cuts": 0, "left": 0}
-    wrong: list[str] = []
-    ops = [("ops", what) for dtype in DTYPES for what in elementwise_ops(dtype)]
-    random = [("groups", random_group(seed, dtype)) for seed in range(groups) for dtype in DTYPES]
-    for kind, what in (*ops, *random):
+    works = {
+        "ops": [partial(differences, what, every_cut) for dtype in DTYPES for what in elementwise_ops(dtype)],
+        "groups": [
+            partial(lambda seed, dtype: differences(random_group(seed, dtype), every_cut), seed, dtype)
+            for seed in range(groups)
+            for dtype in DTYPES
+        ],
+        "folds": reducing(),
+    }
+    left, wrong = dict.fromkeys(works, 0), list[str]()
+    found: dict[str, Any] = {"bytes": native().width, **left, "cuts": 0, "left": left, "wrong": wrong}
+    for kind, work in in_turns(works):
         if time.monotonic() > until:
-            found["left"] += 1
+            left[kind] += 1
             continue
-        cuts, differing = differences(what, every_cut)
+        cuts, differing = work()
         found[kind] += 1
         found["cuts"] += cuts
         wrong += differing
-    for cuts, differing in reducing():
-        found["folds"] += 1
-        found["cuts"] += cuts
-        wrong += differing
-    return {**found, "wrong": wrong}
+    return found
 
 
-def reducing() -> Iterator[tuple[int, list[str]]]:
-    """The examples of fused programs and of products with an epilogue: cuts tried, and those that differ."""
-    from cut_world import application_of, are_same, at_once, computed, run_in_ranges, seeded
+def in_turns(works: Mapping[str, Sequence[Work]]) -> list[tuple[str, Work]]:
+    """All of them, so that of each kind the same share is done whenever the time is over, of whatever dtypes."""
+    shares: list[tuple[float, str, Work]] = []
+    for kind, ones in works.items():
+        mixed = random.Random(0).sample(ones, len(ones))
+        shares += [((number + 0.5) / len(ones), kind, work) for number, work in enumerate(mixed)]
+    return [(kind, work) for _, kind, work in sorted(shares, key=lambda share: share[0])]
+
+
+def reducing() -> list[Work]:
+    """The examples of fused programs and of products with an epilogue."""
     from op_examples_fused import EPILOGUES, FUSED
 
-    for example in (*FUSED, *EPILOGUES):
-        rng, cuts, wrong = seeded(example), 0, []
-        for node, inputs, outputs in computed(example.run, example.arrays):
-            application = application_of(node, inputs, outputs)
-            whole = run_in_ranges(application, inputs, outputs, at_once, rng)
-            most = min(max(step.units for step in application.steps), MOST_UNITS)
-            for begin, end in itertools.combinations(range(most + 1), 2):
-                parts = run_in_ranges(application, inputs, outputs, lambda n, a=begin, b=end: _around(a, b, n), rng)
-                cuts += 1
-                wrong += [] if are_same(parts, whole) else [f"{example} [{begin}, {end})"]
-        yield cuts, wrong
+    return [partial(_reduced, example) for example in (*FUSED, *EPILOGUES)]
+
+
+def _reduced(example: Any) -> tuple[int, list[str]]:
+    """How many cuts of an example were tried, and those that differ."""
+    from cut_world import application_of, are_same, at_once, computed, run_in_ranges, seeded
+
+    rng, cuts, wrong = seeded(example), 0, list[str]()
+    for node, inputs, outputs in computed(example.run, example.arrays):
+        application = application_of(node, inputs, outputs)
+        whole = run_in_ranges(application, inputs, outputs, at_once, rng)
+        most = min(max(step.units for step in application.steps), MOST_UNITS)
+        for begin, end in itertools.combinations(range(most + 1), 2):
+            parts = run_in_ranges(application, inputs, outputs, lambda n, a=begin, b=end: _around(a, b, n), rng)
+            cuts += 1
+            wrong += [] if are_same(parts, whole) else [f"{example} [{begin}, {end})"]
+    return cuts, wrong
 
 
 def _around(begin: int, end: int, units: int) -> list[tuple[int, int]]:
