@@ -15,7 +15,9 @@ from op_examples import EXAMPLES, Example
 
 import flowrt as fr
 from flowrt.base.alike import Recall
+from flowrt.kernels.launch import Prepared
 from flowrt.kernels.run import direct
+from flowrt.kernels.run.at_once import MOST_SLOTS
 from flowrt.op import lookup, no_gradient, whole
 from flowrt.session.eager import _prepared
 from flowrt.typed import op
@@ -145,6 +147,26 @@ def test_what_is_asked_again_is_one_call_of_c(recall: Recall) -> None:
         for call in (fr.relu, fr.nn.moments, lambda x: fr.matmul(x, w), lambda x: fr.sum(x, axis=1)):
             call(X)
     assert {type(known).__name__ for known in recall.young.values()} == {"builtin_function_or_method"}
+
+
+def test_hundreds_of_arrays_are_one_call_of_c_too_and_more_are_not(
+    recall: Recall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand: list[int] = []
+    compute = Prepared.compute
+
+    def computed(prepared: Prepared, inputs: Any, words: Any) -> Any:
+        by_hand.append(len(inputs))
+        return compute(prepared, inputs, words)
+
+    monkeypatch.setattr(Prepared, "compute", computed)
+    for count in (300, MOST_SLOTS):
+        parts = [np.full(2, number, np.float32) for number in range(count)]
+        for _ in range(5):
+            np.testing.assert_array_equal(fr.concat(parts, 0), np.concatenate(parts))
+    assert by_hand.count(MOST_SLOTS) == 5
+    if direct.available():
+        assert by_hand.count(300) == 1  # the first
 
 
 def test_arrays_of_any_layout_are_read_as_they_are(recall: Recall) -> None:

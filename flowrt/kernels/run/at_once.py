@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-MOST_SLOTS = 64
+MOST_SLOTS = 1024  # operands, whose addresses lie on the stack
 
 # The words of its head are as of a `Direct`'s, but for NOT_DONE. So are those of its plan, behind them, where they are
 # of one name; then it says how many arguments are given by position and by name, how many of the outputs are the
