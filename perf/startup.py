@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="compile, too, in folders that are empty")
     parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
     arguments = parser.parse_args()
-    subprocess.run([sys.executable, "-m", "flowrt.kernels", "build"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "flowrt.standard", "build"], check=True, stdout=subprocess.DEVNULL)
     for program in PROGRAMS.values():
         command = [sys.executable, "-c", program.partition("assert")[0]]
         subprocess.run(command, env=environment(), check=True)  # what is kept on disk is there

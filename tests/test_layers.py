@@ -85,7 +85,7 @@ MAY_IMPORT = {
     "sched": [*FLOOR, "op", "delays", "data", "kernels", "checkpoints", "sched"],
     "net": [*FLOOR, "sched", "net"],
 }
-HEAD = {"kernels/__main__", "ledger/__main__"}  # a command line belongs to the head, wherever Python wants it to lie
+HEAD = {"ledger/__main__"}  # a command line belongs to the head, wherever Python wants it to lie
 # each may import, when it is loaded, those before it; a place in a place is the nearer one
 ROOMS = [
     [

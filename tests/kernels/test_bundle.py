@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from flowrt.base.spec import Spec
-from flowrt.kernels import __main__ as command
 from flowrt.kernels.language.table import elementwise
 from flowrt.kernels.language.variants import Variant, name_of, symbol_of, variant_code
 from flowrt.kernels.launch import LaunchStep, apply_kernel
@@ -23,7 +22,8 @@ from flowrt.kernels.store import objects as store
 from flowrt.kernels.store.bundle import Bundle, bundle_path, open_bundle, write_bundle
 from flowrt.kernels.store.parts import PARTS, part_code, part_symbol
 from flowrt.kernels.tiles.micro import Tile, tile_part
-from flowrt.standard import standard_tiles, standard_variants
+from flowrt.standard import __main__ as command
+from flowrt.standard.programs import standard_tiles, standard_variants
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,7 @@
 """The bundle's builder, started beside a program that finds none: a process that ends with this one.
 
 It takes only time that nobody wants, and what it has compiled is kept, so several short programs build it as well as a
-long one. ``FLOWRT_BUILD=never`` leaves the bundle to ``python -m flowrt.kernels build``.
+long one. ``FLOWRT_BUILD=never`` leaves the bundle to ``python -m flowrt.standard build``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _start(folder: Path) -> None:
     path = os.pathsep.join([above, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         builder = subprocess.Popen(
-            [sys.executable, "-m", "flowrt.kernels", "build", "--background"],
+            [sys.executable, "-m", "flowrt.standard", "build", "--background"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

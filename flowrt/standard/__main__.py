@@ -1,7 +1,7 @@
-"""``python -m flowrt.kernels build``: compile the standard kernels of this machine into one bundle; ``clean`` removes.
+"""``python -m flowrt.standard build``: compile the standard kernels of this machine into one bundle; ``clean`` removes.
 
-The head's command line: it alone here knows of `flowrt.standard`. Several processes compile, each into the cache as
-ever, so a build that was stopped goes on where it was; the bundle is written at the end, at once.
+Several processes compile, each into the cache as ever, so a build that was stopped goes on where it was; the bundle is
+written at the end, at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flowrt.kernels.store.bundle import bundle_path, write_bundle
 from flowrt.kernels.store.objects import cache_folder
 from flowrt.kernels.store.parts import PARTS, part_code, part_symbol
 from flowrt.progress import Activity
-from flowrt.standard import standard_tiles, standard_variants
+from flowrt.standard.programs import standard_tiles, standard_variants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ class _Item:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out one command; answers the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flowrt.kernels", description="The kernels kept on this machine.")
+    parser = argparse.ArgumentParser(prog="python -m flowrt.standard", description="The kernels kept on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="compile the standard kernels into one bundle")
     build.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="compiling processes")
@@ -103,7 +103,7 @@ def _compile(items: Sequence[_Item]) -> int:
 def _compile_in_parts(jobs: int) -> None:
     """Have processes compile a share each, and tell how far they are."""
     count, done, began = sum(1 for _ in _items()), 0, time.monotonic()
-    command = [sys.executable, "-m", "flowrt.kernels", "build", "--part"]
+    command = [sys.executable, "-m", "flowrt.standard", "build", "--part"]
     quiet = {**os.environ, "FLOWRT_QUIET": "1"}  # what they do is told here
     parts = [
         subprocess.Popen([*command, f"{number}/{jobs}"], env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
