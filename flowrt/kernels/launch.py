@@ -17,7 +17,17 @@ from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.own import raised_in
-from flowrt.kernels.language.table import KERNELS, Call, Form, RegisteredKernel, View, Word, require_kernel
+from flowrt.kernels.language.table import (
+    KERNELS,
+    Call,
+    Form,
+    RegisteredKernel,
+    View,
+    Word,
+    host_only,
+    kernel,
+    require_kernel,
+)
 from flowrt.kernels.language.variants import Variant, entry_address, is_compiled
 from flowrt.kernels.tiles.copies import COPY_OP as COPY_OP
 from flowrt.kernels.tiles.copies import Copy, merged, plan_box, plan_copy
@@ -40,6 +50,9 @@ FAILURES = {
     3: "a label is not among the classes, which run from 0 to the logits' last size - 1",
     RAISED: "the kernel raised an error",
 }
+
+
+WAYS: dict[str, list[str]] = {}  # by kernels that are entered `in_ways`, all those of their op
 
 
 def failure(op: str, status: int) -> str:
@@ -264,21 +277,21 @@ def apply_kernel(
     op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str = "cpu"
 ) -> Application:
     """The launches that compute ``op`` on operands of these concrete specs."""
-    kernel = require_kernel(op, device, [s.dtype for s in (*inputs, *outputs)])
-    if kernel.form is Form.PROGRAM:
-        application: Application = kernel.function(inputs, outputs, attrs, device)
+    found = require_kernel(op, device, [s.dtype for s in (*inputs, *outputs)])
+    if found.form is Form.PROGRAM:
+        application: Application = found.function(inputs, outputs, attrs, device)
         return application
-    call = kernel.layout(inputs, outputs, attrs)
-    if kernel.form is Form.PIECES:
+    call = found.layout(inputs, outputs, attrs)
+    if found.form is Form.PIECES:
         return Application(tuple(_piece_steps(inputs, outputs[0], call, device)), ())
-    scratch = list(kernel.scratch(inputs, outputs, attrs)) if kernel.scratch else []
-    local = tuple(kernel.local(inputs, outputs, attrs)) if kernel.local else ()
+    scratch = list(found.scratch(inputs, outputs, attrs)) if found.scratch else []
+    local = tuple(found.local(inputs, outputs, attrs)) if found.local else ()
     dtypes = tuple(s.dtype for s in (*inputs, *outputs, *scratch, *local))
     numbers = list(range(len(dtypes) - len(local)))
     views = list(call.views)
     steps: list[LaunchStep] = []
     for i in range(len(inputs)):
-        if kernel.form is Form.ARRAYS and not views[i].contiguous:
+        if found.form is Form.ARRAYS and not views[i].contiguous:
             dense = View.dense(views[i].shape)
             scratch.append(Spec(inputs[i].dtype, dense.shape))
             numbers[i] = len(inputs) + len(outputs) + len(scratch) - 1
@@ -286,13 +299,33 @@ def apply_kernel(
             views[i] = dense.reshape(call.copied[i]) if call.copied else dense
     first = len(inputs) + len(outputs) + len(scratch)
     numbers += range(first, first + len(local))
-    steps.append(LaunchStep(kernel, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
-    for following in kernel.then:
+    steps.append(LaunchStep(found, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
+    for following in found.then:
         call = following.layout(inputs, outputs, attrs)
         views[len(inputs) :] = call.views[len(inputs) :]
         steps.append(LaunchStep(following, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
     needed = [step for step in steps if step.units] or steps[-1:]  # some steps only some shapes need
     return Application(tuple(needed), tuple(scratch), local)
+
+
+def in_ways(op: str, choose: Callable[..., str], ways: Mapping[str, Callable[..., Any]], **how: Any) -> None:
+    """Enter several kernels of ``op`` on CPUs, alike but for the function: ``choose(inputs, outputs, attrs)`` tells
+    which.
+
+    Only those are compiled that a program's shapes ask for.
+    """
+
+    def apply(
+        inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str = "cpu"
+    ) -> Application:
+        return apply_kernel(f"{op}_{choose(inputs, outputs, attrs)}", inputs, outputs, attrs, device)
+
+    names = [f"{op}_{way}" for way in ways]
+    for name, function in zip(names, ways.values(), strict=True):
+        kernel(name, **how)(function)
+        WAYS[name] = names
+    kernel(op, form=Form.PROGRAM, dtypes=how.get("dtypes"))(apply)
+    host_only(*names, why=f"a way of a processor to go about {op}, which has a twin")
 
 
 def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) -> list[LaunchStep]:

@@ -8,6 +8,7 @@ of the same kind finds its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,9 +20,9 @@ from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
 from flowrt.graph import Graph, Tensor
 from flowrt.kernels.fusion.fused import ordered_variants
-from flowrt.kernels.language.table import FACTS
+from flowrt.kernels.language.table import FACTS, require_kernel
 from flowrt.kernels.language.variants import Variant, symbol_of
-from flowrt.kernels.launch import apply_kernel
+from flowrt.kernels.launch import WAYS, apply_kernel
 from flowrt.kernels.ops.combining import summing
 from flowrt.kernels.tiles.convolution.lines import flattened
 from flowrt.kernels.tiles.micro import Tile, native, tile_part, tiles_of
@@ -46,10 +47,17 @@ ROWS, COLUMNS, WIDE = 64, 10, 64  # large enough for fusion to be worth a compil
 def standard_variants() -> Iterator[Variant]:
     """Every standard variant, the most wanted first, each once."""
     seen: set[str] = set()  # symbols, since several ops may share an entry
-    for variant in dict.fromkeys((*_of_programs(), *_of_elements())):
+    wanted = dict.fromkeys((*_of_programs(), *_of_elements()))
+    for variant in (*wanted, *(other for one in wanted for other in _other_ways(one))):
         if symbol_of(variant) not in seen:
             seen.add(symbol_of(variant))
             yield variant
+
+
+def _other_ways(variant: Variant) -> Iterator[Variant]:
+    """What the same op takes for other shapes."""
+    for name in WAYS.get(variant.kernel.op, ()):
+        yield replace(variant, kernel=require_kernel(name, "cpu", variant.dtypes))
 
 
 def standard_tiles() -> Iterator[RuntimeObject]:

@@ -335,7 +335,7 @@ def _form_about(inputs: Sequence[Spec], attrs: Attrs) -> Reduced:
     """The form where the axes are those along which the mean repeats."""
     shape, mean = inputs[0].concrete, inputs[2].concrete
     kept = (1,) * (len(shape) - len(mean)) + mean
-    return form_over(shape, [i for i, n in enumerate(kept) if n == 1])
+    return form_over(shape, tuple(i for i, n in enumerate(kept) if n == 1))
 
 
 _sums = Laid(2, 3, _form_about)

@@ -124,9 +124,9 @@ class Parted:
     reduce_rows: Callable[..., Any]
 
 
-def register_parted(op: str, whole: tuple[Callable[..., Any], Any, Any], form: FormOf, how: Parted) -> None:
-    """Enter the CPU's kernels of a reduction: ``whole``, a function with its layout and local memory, and in parts."""
-    at_once, in_parts = f"{op}_at_once", f"{op}_in_parts"
+def register_parted(op: str, at_once: str, form: FormOf, how: Parted) -> None:
+    """Enter the CPU's kernels of a reduction: in parts, where those ``at_once`` do not do."""
+    in_parts = f"{op}_in_parts"
 
     def layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
         found = form(inputs, attrs)
@@ -155,6 +155,5 @@ def register_parted(op: str, whole: tuple[Callable[..., Any], Any, Any], form: F
     kernel(in_parts, layout=layout, scratch=memory(2), local=memory(3), then=((together, ending),))(
         reducing_parts(how.reducer, how.start, how.reduce_rows)
     )
-    kernel(at_once, layout=whole[1], local=whole[2])(whole[0])
     kernel(op, form=Form.PROGRAM)(apply)
     host_only(at_once, in_parts, why="ways of a processor to go about a reduction, which has a twin")

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from flowrt.kernels.language.reductions import (
 )
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel, pieces
 from flowrt.kernels.language.twin import THREADS, cuda
+from flowrt.kernels.launch import in_ways
 from flowrt.kernels.ops.partials import Parted, Reduced, register_parted
 from flowrt.kernels.tiles.rowmoves import add_row
 from flowrt.kernels.tiles.squares import LANES, transpose_rows
@@ -52,7 +55,8 @@ def _groups(shape: Shape, axes: Sequence[int]) -> list[tuple[bool, int]]:
     return out
 
 
-def form_over(shape: Shape, axes: Sequence[int]) -> Reduced:
+@lru_cache(256)  # asked by whoever chooses a kernel, lays it out and gives it memory
+def form_over(shape: tuple[int, ...], axes: tuple[int, ...]) -> Reduced:
     """The form of what has this shape and is reduced over these axes."""
     sizes = [n for _, n in _groups(shape, axes)]
     match len(sizes):
@@ -105,6 +109,10 @@ def form_of(inputs: Sequence[Spec], attrs: Attrs) -> Reduced:
 
 def _layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
     return _call(form_of(inputs, attrs), ())
+
+
+def _without_words(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    return replace(_layout(inputs, outputs, attrs), words=())
 
 
 def _columns(sizes: tuple[int, ...], last: bool) -> int:
@@ -212,8 +220,11 @@ def row_reducer(reducer: Reducer) -> Callable[..., Any]:
     return jitable(reduce_rows)
 
 
-def reduction(reducer: Reducer, start: int | None, finish: Any = as_it_is) -> Callable[..., Any]:
-    """The kernel that reduces entries from ``start`` or, if None, from the first, which then counts twice."""
+def reduction(reducer: Reducer, start: int | None, finish: Any = as_it_is) -> dict[str, Callable[..., Any]]:
+    """The kernels that reduce entries from ``start`` or, if None, from the first, which then counts twice.
+
+    They are for what `_way` tells apart: columns, short rows, and rows.
+    """
     first = start is None
     neutral = 0 if start is None else start
     reduce_along, take, reduce_rows = along_row(reducer), reducer.take, row_reducer(reducer)
@@ -227,8 +238,7 @@ def reduction(reducer: Reducer, start: int | None, finish: Any = as_it_is) -> Ca
                 found[0, i] = take(lines[0, i], found) if first else neutral
         return reduce_rows(lines, 0, rows.shape[0], found, turn)
 
-    @jitable
-    def reduce_short(x: Any, y: Any, found: Any, lines: Any, begin: int, end: int) -> None:
+    def short(x: Any, y: Any, found: Any, lines: Any, begin: int, end: int) -> None:
         a, middle, at = x.shape[1], x.shape[2], begin
         while at < end:
             o, m, turn = at // middle, at % middle, 0
@@ -243,20 +253,17 @@ def reduction(reducer: Reducer, start: int | None, finish: Any = as_it_is) -> Ca
                 out[i] = finish(totals[i], a * x.shape[4])
             at += width
 
-    def reduce(x: Any, y: Any, found: Any, lines: Any, last: int, begin: int, end: int) -> None:
-        _, a, middle, b, tail = x.shape
-        if last != 0 and found.shape[1] > 1:
-            reduce_short(x, y, found, lines, begin, end)
-            return
-        if last != 0:
-            for result in range(begin, end):
-                o, m = result // middle, result % middle
-                held = take(x[o, 0, m, 0, 0], found) if first else found.dtype.type(neutral)
-                for k in range(a):
-                    held = reduce_along(x[o, k, m, 0], 0, tail, held, found)
-                y[o, m, 0] = finish(held, a * tail)
-            return
-        at, kept = begin, y.shape[2]
+    def along(x: Any, y: Any, found: Any, lines: Any, begin: int, end: int) -> None:
+        a, middle, tail = x.shape[1], x.shape[2], x.shape[4]
+        for result in range(begin, end):
+            o, m = result // middle, result % middle
+            held = take(x[o, 0, m, 0, 0], found) if first else found.dtype.type(neutral)
+            for k in range(a):
+                held = reduce_along(x[o, k, m, 0], 0, tail, held, found)
+            y[o, m, 0] = finish(held, a * tail)
+
+    def columns(x: Any, y: Any, found: Any, lines: Any, begin: int, end: int) -> None:
+        a, middle, b, kept, at = x.shape[1], x.shape[2], x.shape[3], y.shape[2], begin
         while at < end:
             group, t = at // kept, at % kept
             o, m = group // middle, group % middle
@@ -271,7 +278,13 @@ def reduction(reducer: Reducer, start: int | None, finish: Any = as_it_is) -> Ca
                 y[o, m, np.uint64(t + i)] = finish(totals[i], a * b)
             at += width
 
-    return reduce
+    return {"columns": columns, "short": short, "along": along}
+
+
+def _way(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> str:
+    """Which of the kernels of a `reduction` is for these operands."""
+    form = form_of(inputs, attrs)
+    return "columns" if not form.last else "short" if _columns(form.sizes, True) > 1 else "along"
 
 
 def strands_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any, Any]:
@@ -327,8 +340,9 @@ def _register(
     wide: Callable[[np.dtype[Any]], Any],
     finish: Any = as_it_is,
 ) -> None:
-    whole = reduction(reducer, start, finish), _layout, _local(wide)
-    register_parted(op, whole, form_of, Parted(reducer, start, finish, wide, row_reducer(reducer)))
+    at_once = f"{op}_at_once"
+    in_ways(at_once, _way, reduction(reducer, start, finish), layout=_without_words, local=_local(wide))
+    register_parted(op, at_once, form_of, Parted(reducer, start, finish, wide, row_reducer(reducer)))
     kernel(op, "cuda", layout=_layout, local=_local(wide))(reduction_on_cuda(on_cuda, start, finish))
 
 
@@ -371,11 +385,16 @@ def _sum_to_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs)
     return _memory(_summed(inputs[0], outputs[0]), inputs[0].dtype, _sum_dtype(inputs[0].dtype))
 
 
-_add_up = jitable(reduction(SUM, 0))
+_add_columns, _add_short, _add_along = map(jitable, reduction(SUM, 0).values())
 
 
 def sum_to(x: Any, shape: Any, y: Any, found: Any, lines: Any, last: int, begin: int, end: int) -> None:
-    _add_up(x, y, found, lines, last, begin, end)
+    if last == 0:
+        _add_columns(x, y, found, lines, begin, end)
+    elif found.shape[1] > 1:
+        _add_short(x, y, found, lines, begin, end)
+    else:
+        _add_along(x, y, found, lines, begin, end)
 
 
 kernel("sum_to", layout=_sum_to_layout, local=_sum_to_local)(sum_to)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from flowrt.base.spec import Spec
 from flowrt.kernels.elementary.exponential import exp64, fading32
 from flowrt.kernels.elementary.logarithm import log32, log64
 from flowrt.kernels.language.reductions import add_loosely, larger_loosely
-from flowrt.kernels.language.table import Call, View, jitable, kernel, single
+from flowrt.kernels.language.table import Call, View, jitable, single
+from flowrt.kernels.launch import in_ways
 from flowrt.kernels.ops.index import around, within
 from flowrt.kernels.ops.nn.few_classes import (
     KNOWN,
@@ -38,13 +39,16 @@ BESIDE = 128  # columns that one thread takes at least: of fewer it would read t
 ENTRIES = 2048  # of rows at a time
 STRETCH = 256  # entries whose sum may be held in their own type
 
+Ways: TypeAlias = dict[str, Callable[..., Any]]
+"""The kernels of one op: for columns, for short rows, and for long ones."""
+
 
 def _along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
     """Operands as (before, axis, after), or (before, 1, axis) where nothing is after. Units: rows, or some columns."""
     before, count, after = around(inputs[0].concrete, attrs["axis"])
     view = View.dense((before, 1, count) if after == 1 else (before, count, after))
     tops, totals, room = (View.dense(spec.concrete) for spec in _memory(inputs, outputs, attrs))
-    return Call((view, view, tops, totals, room), (int(after == 1),), before * -(-after // BESIDE))
+    return Call((view, view, tops, totals, room), units=before * -(-after // BESIDE))
 
 
 def _memory(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
@@ -103,7 +107,7 @@ def largest_in_columns(x: Any, o: int, start: int, width: int, tops: Any) -> Any
 
 
 @jitable
-def over_columns(columns: Any, x: Any, y: Any, tops: Any, totals: Any, begin: int, end: int) -> None:
+def over_columns(block: Any, x: Any, y: Any, tops: Any, totals: Any, begin: int, end: int) -> None:
     """Compute the units from ``begin`` to ``end``, of `BESIDE` columns, as many of these as ``totals`` has room for."""
     unit, units = begin, -(-x.shape[2] // BESIDE)
     while unit < end:
@@ -111,7 +115,7 @@ def over_columns(columns: Any, x: Any, y: Any, tops: Any, totals: Any, begin: in
         some = min(units - first, end - unit)
         stop = min((first + some) * BESIDE, x.shape[2])
         for start in range(first * BESIDE, stop, totals.size):
-            columns(x, y, o, start, min(totals.size, stop - start), tops, totals)
+            block(x, y, o, start, min(totals.size, stop - start), tops, totals)
         unit += some
 
 
@@ -154,12 +158,12 @@ def columns_by(exp: Any) -> Callable[..., Any]:
     return jitable(exponentials)
 
 
-def softmax_by(exp: Any) -> Callable[..., Any]:
+def softmax_by(exp: Any) -> Ways:
     """The kernel of softmax, given the exponential."""
     exponentials = columns_by(exp)
 
     @jitable
-    def columns(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
+    def block(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
         scale = tops[1 - exponentials(x, y, o, start, width, tops, totals)]
         for t in range(width):
             scale[t] = 1.0 / totals[t]
@@ -170,17 +174,18 @@ def softmax_by(exp: Any) -> Callable[..., Any]:
 
     powers_of, short_softmax = powers_by(exp), short_softmax_by(exp)
 
-    def softmax(x: Any, y: Any, tops: Any, totals: Any, room: Any, last: int, begin: int, end: int) -> None:
-        if x.size == 0:
-            return
-        if last == 0:
-            over_columns(columns, x, y, tops, totals, begin, end)
-            return
+    def columns(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
+        if x.size > 0:
+            over_columns(block, x, y, tops, totals, begin, end)
+
+    def short(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
+        for first in range(begin, end if x.size > 0 else begin, rows_together(x.shape[2])):
+            stop = min(first + rows_together(x.shape[2]), end)
+            short_softmax(x[first:stop, 0], y[first:stop, 0], room, tops)
+
+    def long(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
         for first in range(begin, end, rows_together(x.shape[2])):
             stop = min(first + rows_together(x.shape[2]), end)
-            if x.shape[2] <= SHORT:
-                short_softmax(x[first:stop, 0], y[first:stop, 0], room, tops)
-                continue
             for i in range(first, stop):
                 less_largest(x[i, 0], y[i, 0])
             powers_of(y[first, 0], (stop - first) * x.shape[2])
@@ -190,15 +195,15 @@ def softmax_by(exp: Any) -> Callable[..., Any]:
                 for j in range(out.size):
                     out[j] *= scale
 
-    return softmax
+    return {"columns": columns, "short": short, "long": long}
 
 
-def log_softmax_by(exp: Any, log: Any) -> Callable[..., Any]:
+def log_softmax_by(exp: Any, log: Any) -> Ways:
     exponentials, powers_of = columns_by(exp), powers_by(exp)
     short_log_softmax = short_log_softmax_by(exp, log)
 
     @jitable
-    def columns(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
+    def block(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
         turn = exponentials(x, y, o, start, width, tops, totals)
         top, rest = tops[turn], tops[1 - turn]
         for t in range(width):
@@ -209,17 +214,18 @@ def log_softmax_by(exp: Any, log: Any) -> Callable[..., Any]:
                 at = np.uint64(start + t)
                 out[at] = (y.dtype.type(row[at]) - top[t]) - rest[t]
 
-    def log_softmax(x: Any, y: Any, tops: Any, totals: Any, room: Any, last: int, begin: int, end: int) -> None:
-        if x.size == 0:
-            return
-        if last == 0:
-            over_columns(columns, x, y, tops, totals, begin, end)
-            return
+    def columns(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
+        if x.size > 0:
+            over_columns(block, x, y, tops, totals, begin, end)
+
+    def short(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
+        for first in range(begin, end if x.size > 0 else begin, rows_together(x.shape[2])):
+            stop = min(first + rows_together(x.shape[2]), end)
+            short_log_softmax(x[first:stop, 0], y[first:stop, 0], room, tops)
+
+    def long(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
         for first in range(begin, end, rows_together(x.shape[2])):
             stop = min(first + rows_together(x.shape[2]), end)
-            if x.shape[2] <= SHORT:
-                short_log_softmax(x[first:stop, 0], y[first:stop, 0], room, tops)
-                continue
             for i in range(first, stop):
                 out, start = y[i, 0], (i - first) * x.shape[2]
                 less_largest(x[i, 0], out)
@@ -232,7 +238,7 @@ def log_softmax_by(exp: Any, log: Any) -> Callable[..., Any]:
                 for j in range(out.size):
                     out[j] -= rest
 
-    return log_softmax
+    return {"columns": columns, "short": short, "long": long}
 
 
 def examples(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -256,21 +262,24 @@ def _powers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
     return Spec(dtype, (2, *_room(classes))), Spec(dtype, (KNOWN, rows_together(classes)))
 
 
-def class_cross_entropy_by(exp: Any, log: Any) -> Callable[..., Any]:
+def class_cross_entropy_by(exp: Any, log: Any) -> Ways:
     powers_of, short_loss = powers_by(exp), short_class_loss_by(exp, log)
 
-    def class_cross_entropy(
-        logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any
-    ) -> None:
+    def short(logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any) -> None:
+        if not within(labels, logits.shape[1], begin, end):
+            run[0] = NOT_A_CLASS
+            return
+        for first in range(begin, end, rows_together(logits.shape[1])):
+            stop = min(first + rows_together(logits.shape[1]), end)
+            short_loss(logits[first:stop], labels[first:stop], y[first:stop], room, found)
+
+    def long(logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any) -> None:
         classes = logits.shape[1]
         if not within(labels, classes, begin, end):
             run[0] = NOT_A_CLASS
             return
         for first in range(begin, end, rows_together(classes)):
             stop = min(first + rows_together(classes), end)
-            if classes <= SHORT:
-                short_loss(logits[first:stop], labels[first:stop], y[first:stop], room, found)
-                continue
             for i in range(first, stop):
                 row, start, top = logits[i], (i - first) * classes, largest_in(logits[i], y)
                 y[i] = top - row[int(labels[i])]
@@ -280,7 +289,7 @@ def class_cross_entropy_by(exp: Any, log: Any) -> Callable[..., Any]:
             for i in range(first, stop):
                 y[i] += math.log(sum_of(room[0, 0], (i - first) * classes, classes))
 
-    return class_cross_entropy
+    return {"short": short, "long": long}
 
 
 @jitable
@@ -291,21 +300,24 @@ def scale_powers(row: Any, by: Any) -> Any:
         row[j] *= scale
 
 
-def class_cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
+def class_cross_entropy_slope_by(exp: Any) -> Ways:
     powers_of, short_slope = powers_by(exp), short_class_slope_by(exp)
 
-    def class_cross_entropy_slope(
-        logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any
-    ) -> None:
+    def short(logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any) -> None:
+        if not within(labels, logits.shape[1], begin, end):
+            run[0] = NOT_A_CLASS
+            return
+        for first in range(begin, end, rows_together(logits.shape[1])):
+            stop = min(first + rows_together(logits.shape[1]), end)
+            short_slope(logits[first:stop], labels[first:stop], dy[first:stop], y[first:stop], room, found)
+
+    def long(logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any) -> None:
         classes = logits.shape[1]
         if not within(labels, classes, begin, end):
             run[0] = NOT_A_CLASS
             return
         for first in range(begin, end, rows_together(classes)):
             stop = min(first + rows_together(classes), end)
-            if classes <= SHORT:
-                short_slope(logits[first:stop], labels[first:stop], dy[first:stop], y[first:stop], room, found)
-                continue
             for i in range(first, stop):
                 less_largest(logits[i], y[i])
             powers_of(y[first], (stop - first) * classes)
@@ -313,21 +325,21 @@ def class_cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
                 scale_powers(y[i], dy[i])
                 y[i, int(labels[i])] -= dy[i]
 
-    return class_cross_entropy_slope
+    return {"short": short, "long": long}
 
 
-def cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
+def cross_entropy_slope_by(exp: Any) -> Ways:
     powers_of, short_slope = powers_by(exp), short_slope_by(exp)
 
-    def cross_entropy_slope(
-        logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int
-    ) -> None:
+    def short(logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int) -> None:
+        for first in range(begin, end, rows_together(logits.shape[1])):
+            stop = min(first + rows_together(logits.shape[1]), end)
+            short_slope(logits[first:stop], labels[first:stop], dy[first:stop], y[first:stop], room, found)
+
+    def long(logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int) -> None:
         classes = logits.shape[1]
         for first in range(begin, end if classes > 0 else begin, rows_together(classes)):
             stop = min(first + rows_together(classes), end)
-            if classes <= SHORT:
-                short_slope(logits[first:stop], labels[first:stop], dy[first:stop], y[first:stop], room, found)
-                continue
             for i in range(first, stop):
                 less_largest(logits[i], y[i])
             powers_of(y[first], (stop - first) * classes)
@@ -337,7 +349,7 @@ def cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
                 for j in range(classes):
                     out[j] -= each * weights[j]
 
-    return cross_entropy_slope
+    return {"short": short, "long": long}
 
 
 @jitable
@@ -354,16 +366,18 @@ def cost_of(row: Any, weights: Any, top: Any, rest: Any) -> Any:
     return total
 
 
-def cross_entropy_by(exp: Any, log: Any) -> Callable[..., Any]:
+def cross_entropy_by(exp: Any, log: Any) -> Ways:
     powers_of, short_loss = powers_by(exp), short_loss_by(exp, log)
 
-    def cross_entropy(logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int) -> None:
+    def short(logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int) -> None:
+        for first in range(begin, end, rows_together(logits.shape[1])):
+            stop = min(first + rows_together(logits.shape[1]), end)
+            short_loss(logits[first:stop], labels[first:stop], y[first:stop], room, found)
+
+    def long(logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int) -> None:
         classes = logits.shape[1]
         for first in range(begin, end, rows_together(classes)):
             stop = min(first + rows_together(classes), end)
-            if 0 < classes <= SHORT:
-                short_loss(logits[first:stop], labels[first:stop], y[first:stop], room, found)
-                continue
             for i in range(first, stop if classes > 0 else first):
                 row, start, top = logits[i], (i - first) * classes, largest_in(logits[i], y)
                 y[i] = top
@@ -374,16 +388,25 @@ def cross_entropy_by(exp: Any, log: Any) -> Callable[..., Any]:
                 rest = y.dtype.type(math.log(sum_of(room[0, 0], (i - first) * classes, classes)))
                 y[i] = cost_of(logits[i], labels[i], y[i], rest)
 
-    return cross_entropy
+    return {"short": short, "long": long}
+
+
+def _way_of_rows(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> str:
+    return "short" if 0 < inputs[0].concrete[-1] <= SHORT else "long"
+
+
+def _way_along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> str:
+    _, count, after = around(inputs[0].concrete, attrs["axis"])
+    return "columns" if after != 1 else "short" if count <= SHORT else "long"
 
 
 for _dtypes, _exp, _log in ((None, exp64, log64), (single, fading32, log32)):
-    kernel("softmax", layout=_along, local=_memory, dtypes=_dtypes)(softmax_by(_exp))
-    kernel("log_softmax", layout=_along, local=_memory, dtypes=_dtypes)(log_softmax_by(_exp, _log))
-    for _op, _function in (
+    for _op, _ways in (("softmax", softmax_by(_exp)), ("log_softmax", log_softmax_by(_exp, _log))):
+        in_ways(_op, _way_along, _ways, layout=_along, local=_memory, dtypes=_dtypes)
+    for _op, _ways in (
         ("class_cross_entropy", class_cross_entropy_by(_exp, _log)),
         ("class_cross_entropy_slope", class_cross_entropy_slope_by(_exp)),
         ("cross_entropy", cross_entropy_by(_exp, _log)),
         ("cross_entropy_slope", cross_entropy_slope_by(_exp)),
     ):
-        kernel(_op, layout=_examples_with_room, local=_powers, dtypes=_dtypes)(_function)
+        in_ways(_op, _way_of_rows, _ways, layout=_examples_with_room, local=_powers, dtypes=_dtypes)
