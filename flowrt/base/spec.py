@@ -149,13 +149,7 @@ class Spec:
 
     def accepts(self, dtype: np.dtype[Any], shape: Sequence[int | None]) -> bool:
         """Whether a tensor of ``dtype`` and ``shape`` may stand where this spec is asked for."""
-        if dtype != self.dtype:
-            return False
-        if self.dims is None or self.dims == shape:
-            return True
-        return len(shape) == len(self.dims) and all(
-            m is None or n is None or m == n for m, n in zip(self.dims, shape, strict=True)
-        )
+        return dtype == self.dtype and agree(self.dims, shape)
 
     def with_shape(self, shape: Any) -> Spec:
         """The same dtype in another shape."""
@@ -178,6 +172,15 @@ Paddings: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | np.ndarray
 """(before, after) for each axis, or one pair or number for all."""
 Padding: TypeAlias = str | Sequence[Sequence[int]]
 """"SAME", "VALID" or ((top, bottom), (left, right))."""
+
+
+def agree(first: Sequence[int | None] | None, second: Sequence[int | None] | None) -> bool:
+    """Whether two shapes differ nowhere that both are known."""
+    if first is None or second is None or first == second:
+        return True
+    return len(first) == len(second) and all(
+        m is None or n is None or m == n for m, n in zip(first, second, strict=True)
+    )
 
 
 def replace_value(spec: Spec, value: Value) -> Spec:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import fitting
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, agree
 from flowrt.graph import beside
 from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
@@ -79,9 +79,7 @@ def _units(h: Spec, c: Spec, w_h: Spec, bias: Spec) -> int | None:
 def _sizes(what: str, spec: Spec, wanted: tuple[int | None, ...]) -> tuple[int | None, ...]:
     if spec.dims is None:
         return wanted
-    if len(spec.dims) != len(wanted) or any(
-        m is not None and n not in (None, m) for n, m in zip(spec.dims, wanted, strict=True)
-    ):
+    if not agree(spec.dims, wanted):
         raise SpecError(f"{what} of lstm must be {Spec(spec.dtype, wanted)}, got {spec}")
     return tuple(n if m is None else m for n, m in zip(spec.dims, wanted, strict=True))
 

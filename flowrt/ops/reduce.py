@@ -15,7 +15,7 @@ import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import fitting, located
-from flowrt.base.spec import Shape, Spec, normal_axes
+from flowrt.base.spec import Shape, Spec, agree, normal_axes
 from flowrt.base.traits import Arranged, Reduction
 from flowrt.op import whole
 from flowrt.ops.comparison import equal, isfinite
@@ -226,11 +226,7 @@ def spread(y: Operand, shape: Operand, axis: Axes = None, keepdims: bool = False
 
 def _check_spread(y: Spec, out: Spec, axis: Any, keepdims: bool) -> None:
     left = reduced(out, axis, keepdims)
-    if (
-        left is None
-        or len(left) != y.rank
-        or builtins.any(m is not None and n is not None and m != n for m, n in zip(left, y.shape, strict=True))
-    ):
+    if left is None or not agree(left, y.shape):
         raise SpecError(f"{y} is not what a reduction of {out} over axis {axis} leaves")
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.partitioning import padded_room
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, agree
 from flowrt.base.traits import Elsewhere
 from flowrt.graph import TensorOperators
 from flowrt.ops.elementwise import astype
@@ -182,18 +182,12 @@ def dynamic_partition(x: Operand, partitions: Operand, num_partitions: int) -> l
     given, told = described(x), described(partitions)
     if told.dtype.kind not in "iu":
         raise SpecError(f"partitions are integers, got {told}; use astype")
-    if told.dims is None or (given.dims is not None and not _begins(given, told)):
+    if told.dims is None or (given.dims is not None and not agree(given.shape[: told.rank], told.shape)):
         raise SpecError(f"partitions are shaped as the first axes of {given}, got {told}")
     bounds = np.arange(num_partitions + 1)
     starts, _, order, _ = route_rows(_flat(partitions, told.rank), bounds, False)
     rows = _flat(x, told.rank)
     return [take(rows, stretch(order, starts, part)) for part in range(num_partitions)]
-
-
-def _begins(given: Spec, told: Spec) -> bool:
-    """Whether ``told`` may be of the first axes of ``given``."""
-    first = given.shape[: told.rank]
-    return len(first) == told.rank and all(m == n or None in (m, n) for m, n in zip(first, told.shape, strict=True))
 
 
 def _flat(x: Any, axes: int) -> Any:
@@ -230,7 +224,7 @@ def dynamic_stitch(indices: Sequence[Any], values: Sequence[Any]) -> TensorOrArr
     for spec, value in zip(told, map(described, values), strict=True):
         if spec.dtype.kind not in "iu":
             raise SpecError(f"indices are integers, got {spec}; use astype")
-        if spec.dims is None or (value.dims is not None and not _begins(value, spec)):
+        if spec.dims is None or (value.dims is not None and not agree(value.shape[: spec.rank], spec.shape)):
             raise SpecError(f"indices are shaped as the first axes of {value}, got {spec}")
     places = concat([astype(_flat(i, spec.rank), "int64") for i, spec in zip(indices, told, strict=True)])
     rows = concat([_flat(value, spec.rank) for value, spec in zip(values, told, strict=True)])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import FeedError
+from flowrt.base.spec import agree
 from flowrt.data.sources import Source, source_to_data
 from flowrt.train.batches import check_names
 
 if TYPE_CHECKING:
     from flowrt.base.errors import Site
-    from flowrt.base.spec import Spec
     from flowrt.train.built import Built
 
 
@@ -28,19 +28,9 @@ def check_source(trainer: Built, source: Source, site: Site) -> None:
         return
     check_names(specs, trainer.inputs, f"a batch of {source}")
     for name, expected in trainer.inputs.items():
-        if not _fits(specs[name], expected):
+        if specs[name].dtype != expected.dtype or not agree(specs[name].dims, expected.dims):
             fix = f"; dtypes={{{name!r}: {expected.dtype.name!r}}} converts it" if _of_file(source) else ""
             raise FeedError(f"{site}: {name!r} of {source}: expected {expected}, it gives {specs[name]}{fix}")
-
-
-def _fits(given: Spec, expected: Spec) -> bool:
-    if given.dtype != expected.dtype:
-        return False
-    if given.dims is None or expected.dims is None:
-        return True
-    return len(given.dims) == len(expected.dims) and all(
-        None in pair or pair[0] == pair[1] for pair in zip(given.dims, expected.dims, strict=True)
-    )
 
 
 def _of_file(source: Source) -> bool:
