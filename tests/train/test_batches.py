@@ -125,7 +125,7 @@ def test_of_a_slow_source_whoever_lacks_some_is_handed_them_at_once(monkeypatch:
         handing.step(step)
     assert handing.has(2) < 2 * DEPTH - 1
     handing.supply.include(2)
-    handing.supply.fill(lambda: None)
+    handing.supply.fill()
     assert handing.has(2) >= 2 * DEPTH - 1 + DEPTH, "all may be waiting for it, so nobody comes to fill again"
 
 
