@@ -91,7 +91,8 @@ class Slow:
         advice = "" if self.helps else "; dropping it will not help"
         if self.cause == "frozen" and math.isinf(self.factor):
             return f"replica {self.replica} is frozen: its node answers nothing{advice}"
-        by = f"{self.factor:.3g} times as long as usual, by its {self.cause} ({took})"
+        why = "as its node stands still at times" if self.cause == "frozen" else f"by its {self.cause}"
+        by = f"{self.factor:.3g} times as long as usual, {why} ({took})"
         return f"replica {self.replica} is slow: its steps take {by}{advice}"
 
 

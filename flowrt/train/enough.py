@@ -69,4 +69,5 @@ def _named(tasks: Sequence[str]) -> str:
 def too_few(trainer: Built, gone: Sequence[int]) -> str:
     """That a trainer's policy cannot be met without the replicas that are ``gone``."""
     names = ", ".join(trainer.nodes[replica] or f"replica {replica}" for replica in gone)
-    return f"{trainer.policy} needs {trainer.least} of {trainer.replicas} replicas, and {len(gone)} were lost: {names}"
+    lost = f"{len(gone)} {'was' if len(gone) == 1 else 'were'} lost: {names}"
+    return f"{trainer.policy} needs {trainer.least} of {trainer.replicas} replicas, and {lost}"

@@ -277,10 +277,13 @@ class ProgramParts:
         return [gather for gather in asked.gathers if run.teller(self.home(gather.table)) == task]
 
     async def _install(self, compiled: Compiled, task: str = "") -> int:
-        if len(compiled.plans) > 1 or (task and task not in compiled.plans):
+        home = task or compiled.home
+        if strange := [(node, other) for other, plan in compiled.plans.items() if other != home for node in plan.nodes]:
+            node, other = next((one for one in strange if one[0].site), strange[0])
             raise GraphError(
-                f"a replica or server of {self._trainer.name!r} needs what lies on another task: "
-                f"{', '.join(compiled.plans)}"
+                f"what {self._trainer.name!r} computes on {home} needs {node.where()}, which lies on {other}; loss_fn "
+                "reads variables, and the optimiser alone moves them: answer what else is to be kept as a metric, and "
+                "assign it in the loop's body"
             )
         return await self._runner.install(compiled.plans)
 

@@ -84,6 +84,20 @@ async def test_the_slow_are_not_waited_for_and_the_dead_are_named() -> None:
             await some(trainer.steps(session, batches()), 1)
 
 
+async def test_a_model_that_writes_what_lies_on_a_server_is_told_what_to_do() -> None:
+    def normalised(inputs: dict[str, fr.Tensor]) -> Any:
+        seen = fr.Variable(np.zeros((3,), np.float32), name="seen", trainable=False)
+        mean = fr.mean(inputs["x"], axis=0)
+        with fr.control_dependencies([seen.assign(0.9 * seen + 0.1 * mean)]):
+            return loss_fn({**inputs, "x": inputs["x"] - mean})
+
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(normalised, INPUTS, fr.optim.SGD(0.1), replicas=1)
+    async with fr.LocalCluster(ps=1, worker=1) as cluster, fr.Session(graph, cluster=cluster) as session:
+        with pytest.raises(fr.GraphError, match=r"'seen.*\(.*test_r.*, which lies on /job:ps/task:0; .* a metric"):
+            await some(trainer.steps(session, batches()), 1)
+
+
 async def test_two_servers_apply_one_set_of_updates_to_their_halves() -> None:
     with fr.Graph() as graph:
         trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(0.1), replicas=2, servers=2)
