@@ -16,7 +16,9 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple
 from functools import lru_cache
+from operator import ge
 from typing import Any, TypeAlias
 
 import msgpack
@@ -43,6 +45,10 @@ class Limits:
     arrays: int = 1 << 9
     array_bytes: int = 1 << 32  # of all arrays together
     rank: int = MAX_RANK
+
+    def allows(self, other: Limits) -> bool:
+        """Whether what is within ``other`` is within these."""
+        return all(map(ge, astuple(self), astuple(other)))
 
 
 # What a peer may send at once. The worst there is, 4,096 empty maps, takes 3 ms to decode on a core of 2024, and an

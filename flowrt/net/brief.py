@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from flowrt.base import codec
-from flowrt.base.codec import FRAME, SHORT, WHOLE, Allocate, Array, Bytes, Layout, Limits
+from flowrt.base.codec import FRAME, Allocate, Array, Bytes, Layout, Limits
 from flowrt.base.errors import BrokenStream, SpecError
 
 BEGINS = 0xC1
@@ -30,7 +30,9 @@ _MOST = 1 << 10  # bytes of a head
 _CODE = 3  # bytes of a dtype in the description of an array
 _JOINED = 1 << 12  # bytes of arrays that are copied into one piece with the header
 _UNCOUNTED = 1 << 12  # bytes from which on memory is counted, so that it is to be asked for
-_KEPT = 256  # tables of descriptions, each of at most `SHORT` bytes
+_KEPT = 64  # tables of descriptions, each shorter than such a header
+# What `decode_whole` stays within: its arrays lie in the window that is decoded.
+WHOLE = Limits(header=1 << 13, arrays=FRAME.arrays, array_bytes=codec.WHOLE.array_bytes)
 
 
 class Brief(NamedTuple):
@@ -99,7 +101,7 @@ def survey(header: Bytes, limits: Limits) -> Sequence[Layout]:
     length, count = _lengths(header)
     if count > limits.arrays:
         raise BrokenStream(f"the header describes {count} arrays, over the limit of {limits.arrays}")
-    read = _known_layouts if len(header) <= SHORT else _layouts
+    read = _known_layouts if len(header) <= WHOLE.header else _layouts
     layouts = read(header[_START.size + length :], count, limits.rank)
     codec.check_sizes(layouts, limits)
     return layouts
@@ -120,7 +122,7 @@ def decode_whole(window: memoryview, at: int, end: int, allocate: Allocate) -> t
     try:
         length, _, size, count = _FRAME.unpack_from(window, at)
         table, behind = at + _FRAME.size + size, at + _PREFIX + length
-        if length > SHORT or table > behind or behind > end:
+        if length > WHOLE.header or count > WHOLE.arrays or table > behind or behind > end:
             return None
         layouts, nbytes, is_small = _known(bytes(window[table:behind]), count)
         if behind + nbytes > end:

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from flowrt.base import codec
-from flowrt.base.codec import FRAME, WHOLE, Allocate, Array, Limits, Message
+from flowrt.base.codec import FRAME, Allocate, Array, Limits, Message
 from flowrt.base.errors import BrokenStream, InternalError, ResourceError
 from flowrt.base.valueclass import valueclass
 from flowrt.net import brief
@@ -32,7 +31,7 @@ Deliver: TypeAlias = Callable[[Message, int], None]
 Piece: TypeAlias = bytes | memoryview
 
 GOODBYE = bytes(4)
-WINDOW = 1 << 17  # bytes received at once when it is not known what they are; what is `WHOLE` has room there
+WINDOW = 1 << 17  # bytes received at once when it is not known what they are; all that is decoded whole has room there
 WORK = 1 << 13  # bytes of headers decoded at once: 4 ms, where each byte is an empty map
 _PREFIX = struct.Struct("<I")
 _PLACED = 1 << 31  # in the length of a header: places follow it
@@ -184,7 +183,7 @@ class FrameReader:
         self._deliver = deliver
         self._borrow = borrow
         self._limits = limits
-        self._roomy = all(getattr(limits, name) >= least for name, least in asdict(WHOLE).items())
+        self._roomy = limits.allows(codec.WHOLE) and limits.allows(brief.WHOLE)
         self._allocate = allocate
         self._window = memoryview(bytearray(max(window, 2 * _PREFIX.size)))
         self._start = self._end = 0  # what of the window is received and not yet used

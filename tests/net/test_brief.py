@@ -37,6 +37,7 @@ UPDATES = {
         samples=64,
         square=0.25,
     ),
+    "many": Update(RUN, 7, 3, 9, tuple(np.float32([[i]]) for i in range(250))),
     "large": Update(RUN, 7, 3, 9, (np.arange(100_000, dtype=np.float64), SMALL), (0.5,)),
     "empty and turned": Update(RUN, 7, 3, 9, (np.zeros((0, 4), np.float32), SMALL.T)),
 }
@@ -222,9 +223,19 @@ def test_memory_is_asked_for_where_it_is_counted_and_not_for_a_few_numbers() -> 
     whole = b"".join(pieces)
     found = brief.decode_whole(memoryview(whole), 0, len(whole), allocate)
     assert found is not None
+    assert found[0] is not None
     assert found[1] == len(whole)
     assert same(found[0].arrays, (SMALL, np.arange(600.0)))
     assert asked == [(600,)]
+
+
+def test_the_updates_of_a_model_of_many_variables_are_decoded_in_one_go() -> None:
+    whole = memoryview(written(UPDATES["many"]))
+    found = brief.decode_whole(whole, 0, len(whole), allocate_array)
+    assert found is not None
+    assert found[0] is not None
+    assert same(fields(briefly.read(found[0])), fields(UPDATES["many"]))
+    assert brief.decode_whole(whole, 0, len(whole) - 1, allocate_array) == (None, len(whole))
 
 
 @pytest.mark.parametrize("cut", [9, 60, 1000, 70_000])

@@ -119,6 +119,20 @@ def test_a_planned_step_takes_no_detour(way: bool, detours: list[Any]) -> None:
         assert len(detours) == (0 if way else 5)
 
 
+def test_as_many_fetches_as_a_model_has_variables_are_planned_and_no_more(way: bool, detours: list[Any]) -> None:
+    m = Model()
+    with m.graph:
+        each = [fr.identity(m.x[i : i + 1]) for i in range(direct.MOST_OUTPUTS + 1)]
+    x = np.arange(direct.MOST_OUTPUTS + 1, dtype=np.float32)
+    with fr.BlockingSession(m.graph) as session:
+        for count, planned in ((direct.MOST_OUTPUTS, way), (direct.MOST_OUTPUTS + 1, False)):
+            step = session.compile(each[:count], [m.x])
+            warm(step, x)
+            detours.clear()
+            assert [value.tolist() for value in step(x)] == [[i] for i in range(count)]
+            assert len(detours) == (0 if planned else 1)
+
+
 def test_feeds_of_several_shapes_may_take_turns(way: bool, detours: list[Any]) -> None:
     m = Model()
     sizes = range(direct.MOST_PLANS)

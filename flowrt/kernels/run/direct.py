@@ -41,7 +41,7 @@ IN_ORDER = 0x1 | 0x100
 _ABI = 0x2000000
 _VERSION_ENTRY, _NEW_ENTRY, _RETURN_ENTRY = 0, 94, 76  # of NumPy's table of functions, part of its ABI as well
 
-MOST_OUTPUTS = 32
+MOST_OUTPUTS = 512  # words of them lie on the stack
 FASTCALL = 0x80 | 0x2  # METH_FASTCALL | METH_KEYWORDS
 
 # The words of a callable's head: objects, then functions of Python's and NumPy's, then what each leaf of the answer is.
