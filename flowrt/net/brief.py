@@ -32,7 +32,7 @@ _JOINED = 1 << 12  # bytes of arrays that are copied into one piece with the hea
 _UNCOUNTED = 1 << 12  # bytes from which on memory is counted, so that it is to be asked for
 _KEPT = 64  # tables of descriptions, each shorter than such a header
 # What `decode_whole` stays within: its arrays lie in the window that is decoded.
-WHOLE = Limits(header=1 << 13, arrays=FRAME.arrays, array_bytes=codec.WHOLE.array_bytes)
+WHOLE = Limits(header=1 << 15, arrays=FRAME.arrays, array_bytes=codec.WHOLE.array_bytes)
 
 
 class Brief(NamedTuple):

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
+from operator import ge
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -127,6 +129,11 @@ def writes(pieces: Sequence[Piece], size: int) -> Iterator[Piece]:
         yield from _joined(small, size)
 
 
+def _allow(limits: Limits, others: Limits) -> bool:
+    """Whether what is within ``others`` is within these limits."""
+    return all(map(ge, astuple(limits), astuple(others)))
+
+
 def _places_in(table: bytearray) -> list[LentPlace | None]:
     """What a frame says of where its arrays are."""
     return [LentPlace(*place) if place[0] else None for place in _PLACE.iter_unpack(table)]
@@ -183,7 +190,7 @@ class FrameReader:
         self._deliver = deliver
         self._borrow = borrow
         self._limits = limits
-        self._roomy = limits.allows(codec.WHOLE) and limits.allows(brief.WHOLE)
+        self._roomy = _allow(limits, codec.WHOLE) and _allow(limits, brief.WHOLE)
         self._allocate = allocate
         self._window = memoryview(bytearray(max(window, 2 * _PREFIX.size)))
         self._start = self._end = 0  # what of the window is received and not yet used

@@ -30,7 +30,7 @@ Failed: TypeAlias = Callable[[BaseException], None]
 StepOf: TypeAlias = tuple[int, int, int]
 """The step in which a replica computes a version, or, as one replica more, a server applies it: (version, replica, how
 many replicas there are)."""
-MOST, BUNDLE = 256, "bundle"  # values that a message holds as they are; what stands for more
+MOST, BUNDLE = 768, "bundle"  # values that a message holds as they are; what stands for more
 
 
 class Unread:
