@@ -158,7 +158,7 @@ class Checkpoints:
 
         Raises `CheckpointError` as `restore_newest` does, and where this session is to save on its own and must not.
         """
-        if self._session is not None:
+        if self._session not in (None, session):  # this one asks again where a node was lost meanwhile
             raise CheckpointError(
                 f"these fr.Checkpoints of {self.url} serve a session that is open, in this process {os.getpid()} on "
                 f"host {os.uname().nodename}; give every session its own"

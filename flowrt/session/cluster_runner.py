@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.device import CLIENT, Device
-from flowrt.base.errors import FlowrtError, GraphError, InternalError, user_site
+from flowrt.base.errors import FlowrtError, GraphError, InternalError, LinkBroken, NodeLost, user_site
 from flowrt.passes.needs import can_do_without
 from flowrt.progress import Activity
 from flowrt.sched.host.lanes import Lanes
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from flowrt.sched.host.rendezvous import Listener
     from flowrt.sched.tape.direct import Numbers
     from flowrt.session.options import Options
-    from flowrt.session.runners import Array, CopyKeeper, Name, Registered
+    from flowrt.session.runners import Array, CopyKeeper, Name, Registered, Runner
+
+TRIES = 3  # to give variables their values, as one node or another is lost
+PATIENCE = 5.0  # seconds that a node which was lost then is waited for, as one is that starts: see `Master`
 
 
 class ClusterRunner:
@@ -197,6 +200,29 @@ async def open_cluster(
     with Activity("waiting for nodes", len(tasks), look=look):
         await master.open()
     return ClusterRunner(master, _follow(cluster, master), soft_placement=options.soft_placement)
+
+
+async def again_where_lost(runner: Runner, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do ``work``; anew where the way to a node broke, or it was lost, and is back with nothing of what it held."""
+    away = runner.lost
+    for left in reversed(range(TRIES)):
+        try:
+            await work()
+            return
+        except (LinkBroken, NodeLost):
+            if not left or not await _are_back(runner, away):
+                raise
+
+
+async def _are_back(runner: Runner, away: frozenset[str]) -> bool:
+    """Whether all are there again but those that were ``away``, sooner or later."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not runner.lost <= away:
+                await runner.wait_changed(runner.lost, runner.suspects)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _follow(cluster: Any, master: Master) -> Callable[[], None]:

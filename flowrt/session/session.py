@@ -42,7 +42,7 @@ from flowrt.placement import Rules
 from flowrt.progress import Activity
 from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.sched.tape.direct import Numbers
-from flowrt.session.cluster_runner import open_cluster
+from flowrt.session.cluster_runner import again_where_lost, open_cluster
 from flowrt.session.feeds import copied_bytes
 from flowrt.session.initial import arrays, initial_waves, tables
 from flowrt.session.options import Options
@@ -114,12 +114,11 @@ class Session(AsyncOnly):
     async def __aenter__(self) -> Session:
         if self._closed or self._runner is not None:
             raise ClosedError(f"{user_site()}: a session is opened once; make another one")
-        self._loop = asyncio.get_running_loop()
-        self._runner = await self._open_runner()
+        self._loop, self._runner = asyncio.get_running_loop(), await self._open_runner()
         self._numbers.gate[0] = 1
         try:
             self.graph.finalize()
-            await self._initialize(set() if self.checkpoints is None else await self.checkpoints.open(self))
+            await again_where_lost(self._runner, self._initialize)
         except BaseException:
             await self._close()
             raise
@@ -380,8 +379,9 @@ class Session(AsyncOnly):
 
     # State
 
-    async def _initialize(self, done: set[tuple[str, str]]) -> None:
-        """Assign initial values to the variables that have none; an existing one of another spec raises."""
+    async def _initialize(self) -> None:
+        """Restore variables, and initialise those that have no value; an existing one of another spec raises."""
+        done = set() if self.checkpoints is None else await self.checkpoints.open(self)
         have = await self._open().inventory(self._held())
         missing = {}
         for key, resource in self._held().items():

@@ -7,7 +7,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,6 +21,10 @@ from flowrt.cluster.cluster import LocalCluster
 from flowrt.net.master import Master
 from flowrt.net.meeting import LEAST, TIMES, Meetings
 from flowrt.passes.needs import can_do_without
+from flowrt.session.cluster_runner import ClusterRunner
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 INPUTS = {"x": fr.Spec("float32", (None, 3))}
 
@@ -87,6 +91,36 @@ async def test_a_stopped_node_that_is_needed_is_waited_for_until_it_goes_on(pati
         await opening
         assert session.lost == frozenset()
         await session.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("restored", [False, True], ids=["new", "restored"])
+async def test_a_server_that_dies_just_as_a_session_opens_is_waited_for_and_given_its_values(
+    restored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, trainer = training(fr.train.AllOf(), 1)
+    ask, killed = ClusterRunner.inventory, list[Any]()
+
+    async def lose_it_then_ask(runner: ClusterRunner, wanted: Any = None) -> Any:
+        if not killed:
+            killed.append(cluster.processes[PS])
+            killed[0].kill()
+            while not runner.lost:
+                await runner.wait_changed(runner.lost, runner.suspects)
+            raise runner.why_lost(PS)
+        return await ask(runner, wanted)
+
+    async with LocalCluster(ps=1, worker=1, restart=True) as cluster, asyncio.timeout(40):
+        if restored:
+            async with fr.Session(graph, cluster=cluster, checkpoints=fr.Checkpoints(tmp_path)) as session:
+                steps = trainer.steps(session, batches())
+                await anext(steps)
+                await steps.aclose()
+                await session.save()
+            graph, trainer = training(fr.train.AllOf(), 1)
+        monkeypatch.setattr(ClusterRunner, "inventory", lose_it_then_ask)
+        async with fr.Session(graph, cluster=cluster, checkpoints=fr.Checkpoints(tmp_path)) as session:
+            assert killed
+            assert (await session.run(trainer.variables[0])).tolist() == [-1.0 * restored] * 3
 
 
 # ── who is waited for, in virtual time ───────────────────────────────────────────────────────────────────────────────
