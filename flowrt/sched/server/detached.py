@@ -136,6 +136,11 @@ class Detached:
         self.reports.forget(version)
         self.tell(max(self._told, version))
 
+    def tell_again(self) -> None:
+        """The way to the client broke: say again what it may not have had, if one is there that knows what it had."""
+        if self._attached:
+            self.tell()
+
     def tell(self, first: int = 0) -> None:
         """Tell the reports from ``first`` on, or from the oldest that is kept, as many as may be on their way."""
         self._told = max(first, self.reports.first)

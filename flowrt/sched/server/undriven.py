@@ -104,7 +104,7 @@ class Undriven(Coordination):
             if task == peer and self._value.alive[replica]:
                 self._detached.arrived(replica)
         if peer == CLIENT:
-            self._detached.tell()
+            self._detached.tell_again()
             for replica in self._lost:
                 self._way.post(CLIENT, Gone(self._role.run, replica, self._incarnations[replica], self._gone[replica]))
         super().broken(peer)

@@ -101,6 +101,22 @@ def test_no_more_reports_than_a_window_are_on_their_way_and_all_come_in_order(mo
     assert world.told() == [(CLIENT, 10)]
 
 
+def test_who_has_yet_to_say_what_it_had_is_told_nothing_where_the_way_to_it_breaks() -> None:
+    world = World()
+    for version in range(3, 6):
+        world.made.report(report(version))
+    world.made.seen(4)
+    world.told()
+    world.made.tell_again()
+    assert world.told() == [(CLIENT, 4), (CLIENT, 5)]
+    world.made.detach()
+    world.made.attach()
+    world.made.tell_again()
+    assert world.told() == [], "it would take them for those of a run that begins there"
+    world.made.seen(4)
+    assert world.told() == [(CLIENT, 4), (CLIENT, 5)]
+
+
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
