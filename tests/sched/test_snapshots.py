@@ -54,6 +54,18 @@ def test_a_snapshot_is_what_was_there_whatever_rows_are_written_between_its_piec
         assert found == before
 
 
+def test_no_more_is_copied_than_is_asked_for_however_wide_a_row_is() -> None:
+    value = np.arange(3 << 20).reshape(3, -1)
+    snapshot, before = Snapshot(value, Memory()), value.tobytes()
+    snapshot.keep(np.array([1]))
+    value[1] = 0
+    row = value[0].nbytes
+    for first in (0, row - 50, row, row + 50, 2 * row - 50, 2 * row):
+        piece = snapshot.read(first, 100)
+        assert piece.base is None
+        assert bytes(piece) == before[first : first + 100]
+
+
 def test_what_is_asked_again_is_answered_again() -> None:
     value = table((100, 64))
     before = value.tobytes()
@@ -85,6 +97,10 @@ def test_where_rows_could_not_be_kept_reading_fails_and_writing_does_not() -> No
     snapshot.keep(np.arange(10))
     with pytest.raises(ResourceError, match="rows that steps were about to write could not be kept: no memory for"):
         snapshot.read(0, 100)
+    spares, used = Spares(Memory()), []
+    spares.make(NAME, Spec("float32", (1 << 16, 64)), lambda: True)
+    spares.copy_ahead(NAME, snapshot, used.append, lambda: True)  # of what is not there any more
+    assert not used
 
 
 @pytest.mark.parametrize("seed", range(3))

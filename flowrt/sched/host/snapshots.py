@@ -27,6 +27,7 @@ class Snapshot:
 
     def __init__(self, source: Array, memory: Memory) -> None:
         self.source = source
+        self.is_touched = False  # whether rows may have been written since
         self._memory = memory
         self._bytes = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
         row = max(1, self.nbytes // max(1, len(source) if source.ndim else 1))
@@ -48,13 +49,9 @@ class Snapshot:
         """The bytes of all of it."""
         return self.source.nbytes
 
-    @property
-    def is_touched(self) -> bool:
-        """Whether rows may have been written since."""
-        return self._is_kept is not None
-
     def keep(self, rows: Array) -> None:
         """Keep what these rows hold: no row twice among them. Where there is no memory for that, reading fails."""
+        self.is_touched = True
         try:
             self._keep(rows if self._rows == 1 else np.unique(rows // self._rows))
         except (ResourceError, MemoryError) as error:
@@ -76,28 +73,35 @@ class Snapshot:
             self._numbers.append(some)
 
     def read(self, first: int, nbytes: int) -> Array:
-        """A copy of so many bytes from ``first`` on. What lies before may not be read any more.
+        """A copy of so many bytes from ``first`` on, as far as there are. What lies before may not be read any more.
 
         Raises `ResourceError` where something was written that could not be kept.
         """
-        unit = self._unit
-        begin, end = first // unit * unit, min(-(-(first + nbytes) // unit) * unit, self.nbytes)
-        self._begin = begin
-        piece = self._bytes[begin:end].copy()
+        self._begin = first
+        piece = self._bytes[first : first + nbytes].copy()
         if self._error is not None:
             raise ResourceError(f"rows that steps were about to write could not be kept: {self._error}")
-        self._restore(piece, begin // unit)
-        return piece[first - begin : first - begin + nbytes]
+        if self._numbers:
+            self._restore(piece, first)
+        rest = self._units.size
+        if (end := first + len(piece)) > rest:
+            begin = max(first, rest)
+            piece[begin - first :] = self._last[begin - rest : end - rest]
+        return piece
 
     def _restore(self, piece: Array, first: int) -> None:
-        """Put what is kept over a piece that begins with unit ``first``."""
-        count = len(piece) // self._unit
-        units = piece[: count * self._unit].reshape(count, self._unit)
-        if self._numbers:
-            numbers = np.concatenate(self._numbers)
-            here = np.flatnonzero((numbers >= first) & (numbers < first + count))
-            blocks, starts = np.unique(here // self._per_block, return_index=True)
-            for block, some in zip(blocks, np.split(here, starts)[1:], strict=True):
-                units[numbers[some] - first] = self._blocks[block][some - block * self._per_block]
-        if len(piece) > count * self._unit:
-            piece[count * self._unit :] = self._last
+        """Put what is kept over a piece that begins at byte ``first``."""
+        unit, end, numbers = self._unit, first + len(piece), np.concatenate(self._numbers)
+        begin, stop = -(-first // unit), max(-(-first // unit), end // unit)  # the units that lie in it whole
+        whole = piece[begin * unit - first : stop * unit - first].reshape(-1, unit)
+        here = np.flatnonzero((numbers >= begin) & (numbers < stop))
+        blocks, starts = np.unique(here // self._per_block, return_index=True)
+        for block, some in zip(blocks, np.split(here, starts)[1:], strict=True):
+            whole[numbers[some] - begin] = self._blocks[block][some - block * self._per_block]
+        for number in {begin - 1, stop}:  # of which a part may lie in it
+            for at in np.flatnonzero(numbers == number):
+                block, place = divmod(int(at), self._per_block)
+                low, high = max(first, number * unit), min(end, (number + 1) * unit)
+                if low < high:
+                    kept = self._blocks[block][place]
+                    piece[low - first : high - first] = kept[low - number * unit : high - number * unit]
