@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from flowrt.base.errors import GraphError, how_to_bring, user_site
+from flowrt.base.errors import GraphError, SpecError, how_to_bring, user_site
 from flowrt.sched.policies.policy import Policy, known, site_of
 
 NAME = "class"  # what the name of the class stands under, beside the fields, of which none can be called that
@@ -38,7 +38,7 @@ def policy_from_data(data: Mapping[str, Any]) -> Policy:
     kind: Any = known[name]
     try:
         made: Policy = kind(**{field: _from_data(value) for field, value in data.items() if field != NAME})
-    except TypeError as error:
+    except (SpecError, TypeError) as error:
         raise GraphError(f"{site_of(kind)}: {name} is another policy here than where it was made: {error}") from error
     return made
 
