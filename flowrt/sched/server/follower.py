@@ -206,7 +206,10 @@ class Follower:
 
     @property
     def _is_near(self) -> bool:
-        return self._whole and all(each.left + len(each.updates) <= NEAR for each in self._leaders.values())
+        """Whether it keeps up; not before it has applied a version: the first one may have to be compiled."""
+        if not self._whole or self.version == self.asked.version:
+            return False
+        return all(each.left + len(each.updates) <= NEAR for each in self._leaders.values())
 
     async def caught(self) -> bool:
         """See `Caught`."""

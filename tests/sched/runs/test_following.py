@@ -122,6 +122,21 @@ async def test_who_follows_holds_to_the_bit_what_others_do_that_go_on(monkeypatc
     assert not world.behind.variables.inventory()
 
 
+async def test_nobody_has_caught_up_before_it_has_applied_a_version_as_that_may_have_to_be_compiled() -> None:
+    world = World()
+    await world.begin()
+    world.exchange()
+    catching = asyncio.ensure_future(world.follower.caught())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not catching.done()
+    world.step()
+    world.exchange()
+    async with asyncio.timeout(10):
+        assert await catching
+    world.check()
+
+
 async def test_what_is_lost_with_its_way_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leading, "PIECE", 8)
     world = World()
