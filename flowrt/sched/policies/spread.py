@@ -38,11 +38,11 @@ class Spread:
     """The distribution of times around their usual ones.
 
     Args:
-        hazards: [bins]: the chance to come in a bin, if not before, smoothed likewise.
+        hazards: [bins]: the chance to come in a bin, if not before, smoothed.
         reached: [bins]: the chance to come in it or before, as it was.
         log_density: [bins]: the logarithm of the chance to come in it, smoothed as the number of times deserves.
         log_alive: [bins]: the same of coming later than in its middle.
-        deviation: Of what it was smoothed by, in bins.
+        deviation: Of what chances to come are smoothed by, in bins.
     """
 
     hazards: Array
@@ -60,10 +60,11 @@ class Spread:
     def of(cls, came: Array, cut: Array) -> Spread:
         """By how much weight came in each bin, and how much was cut off in it: Kaplan and Meier's, see `arrivals`.
 
-        Smoothed as widely as the rule of Silverman says ("Density Estimation", 1986, 3.31), where the deviation is that
-        of the shortest half, which lies in one mode if there are several (Grübel, "The Length of the Shorth", Ann.
-        Stat. 16, 1988): the gaps between few times that are far from each other mean nothing, neither factors nor
-        hopes must be fitted to them, and the last one of some will not be the last of more.
+        Smoothed, as the gaps between few times that are far from each other mean nothing, neither factors nor hopes
+        must be fitted to them, and the last of some will not be the last of more: the density as widely as Silverman
+        says ("Density Estimation", 1986, 3.31), chances to have come as Azzalini does (Biometrika 68, 1981). The
+        deviation is that of the shortest half, which lies in one mode where there are several (Grübel, "The Length of
+        the Shorth", Ann. Stat. 16, 1988).
         """
         risk = (came + cut)[::-1].cumsum()[::-1] - 0.5 * cut + UNKNOWN
         alive = np.ones(BINS + 1)
@@ -71,8 +72,9 @@ class Spread:
         reached = 1 - alive[1:]
         begins = reached[: np.searchsorted(reached, 0.5) + 1]
         shortest = int((np.searchsorted(reached, begins + 0.5) - PLACES[: len(begins)]).min())
-        deviation = 0.9 * shortest / 1.35 * max(float(came.sum()), 1.0) ** -0.2
-        density = _smoothed(-np.diff(alive), deviation)
+        deviation, count = shortest / 1.35, max(float(came.sum()), 1.0)
+        density = _smoothed(-np.diff(alive), 0.9 * deviation * count**-0.2)
+        deviation *= 1.3 * count ** (-1 / 3)
         later = np.maximum(1 - np.cumsum(density) + 0.5 * density, 1e-9)
         wide = smoothed_counts(came, deviation)
         hazards = (wide + UNKNOWN * LINDY) / ((wide + cut)[::-1].cumsum()[::-1] - 0.5 * cut + UNKNOWN)
