@@ -222,7 +222,8 @@ class Built:
         return self._of_server(tower.gradients, server)
 
     def _of_server(self, pairs: Sequence[tuple[Gradient, Variable]], server: int) -> list[tuple[Gradient, Variable]]:
-        return [(gradient, v) for gradient, v in pairs if self._home[v.name] == server]
+        home = self._home
+        return [(gradient, v) for gradient, v in pairs if home[v.name] == server]
 
     @property
     def _home(self) -> dict[str, int]:

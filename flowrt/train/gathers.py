@@ -72,10 +72,10 @@ def find_gathers(outputs: Sequence[Tensor], inputs: Sequence[Tensor], tables: Se
     Where every ``asked`` and ``rows`` is fed, the tower reads none of the tables of these gathers.
     """
     step = fold_constants(prune(outputs[0].graph, outputs, (), inputs), evaluate)  # sizes are no use of a table
-    users, given = readers(step), _given(step)
+    users, given, workers = readers(step), _given(step), _workers(step)
     found: list[Gather] = []
     for table in tables:
-        takes = _takes(step, table, users)
+        takes = _takes(step, workers.get((table.resource.container, table.resource.name), ()), users)
         if all(_is_given(take.inputs[1], given) for take in takes):
             found += [Gather(table, *_ends(step, take, users[take.id])) for take in takes]
     return found
@@ -94,10 +94,18 @@ def _is_given(ref: Ref, given: set[int]) -> bool:
     return ref[0] == FED or ref[0] in given
 
 
-def _takes(step: StepGraph, table: Variable, users: Mapping[int, Sequence[StepNode]]) -> list[StepNode]:
-    """The takes of rows that are all that is done with a table, and are worth asking for; else none."""
-    name = (table.resource.container, table.resource.name)
-    reads = [node for node in step.nodes.values() if name in resources_in(node.attrs)]
+def _workers(step: StepGraph) -> dict[tuple[str, str], list[StepNode]]:
+    """The nodes that work on each variable."""
+    found: dict[tuple[str, str], list[StepNode]] = {}
+    for node in step.nodes.values():
+        for name in resources_in(node.attrs):
+            found.setdefault(name, []).append(node)
+    return found
+
+
+def _takes(step: StepGraph, reads: Sequence[StepNode], users: Mapping[int, Sequence[StepNode]]) -> list[StepNode]:
+    """The takes of rows that are all that is done with a table, by ``reads`` alone, and are worth asking for; else
+    none."""
     if len(reads) != 1 or reads[0].op.name != READ or reads[0].attrs["fresh"]:
         return []
     read, takes = reads[0], users[reads[0].id]

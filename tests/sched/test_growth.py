@@ -24,6 +24,7 @@ from flowrt.sched.tape.recording import record
 from flowrt.sched.tape.schedule import hazards
 from flowrt.sched.units import connect, find_units
 from flowrt.session.runners import fusible, supports
+from flowrt.train.gathers import find_gathers
 
 PACKAGE = str(Path(fr.__file__).parent)
 SIZE = 40
@@ -255,6 +256,23 @@ def test_a_small_step_takes_as_much_in_a_large_graph_as_in_a_small_one() -> None
 
     another(4)
     assert another(SIZE) == another(4 * SIZE)
+
+
+def test_a_replicated_model_of_twice_the_variables_takes_no_function_more_than_twice_the_lines() -> None:
+    def replicate(n: int) -> None:
+        def loss_fn(given: dict[str, fr.Tensor]) -> fr.Tensor:
+            made = [fr.Variable(np.zeros(4, "float32")) for _ in range(n)]
+            return fr.add_n([fr.sum(fr.square(v - given["x"])) for v in made])
+
+        inputs, adam = {"x": Spec("float32", (4,))}, fr.optim.Adam(0.1)
+        with fr.Graph():
+            built = fr.train.Replicated(loss_fn, inputs, adam, replicas=2, servers=2)
+        (tower, *_) = built.towers
+        assert find_gathers([tower.loss, *(g for g, _ in tower.gradients)], [*tower.inputs.values()], built.held) == []
+
+    replicate(SIZE // 2)  # what is found out once and kept
+    once, twice = (lines_of(lambda n=n: replicate(n)) for n in (SIZE, 2 * SIZE))  # type: ignore[misc]
+    assert _steep(once, twice) == {}
 
 
 def test_writing_reading_and_searching_a_graph_take_their_share() -> None:
