@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from flowrt.base.errors import FeedError, SpecError, user_site
+from flowrt.base.errors import SpecError
 from flowrt.base.valueclass import valueclass
 
 Shape: TypeAlias = tuple[int | None, ...]
@@ -83,15 +83,6 @@ def as_shape(shape: Any) -> Shape:
     if len(out) > MAX_RANK:
         raise SpecError(f"a tensor has at most {MAX_RANK} dimensions, got {len(out)}")
     return out
-
-
-def check_rows(identity: int, batch: Iterable[tuple[str, Any, Spec]]) -> None:
-    """Raise `FeedError` for a batch without rows: where some inputs, (name, array, spec), may have any number, and none
-    of these has one. Its loss, a mean, would be no number, and its update would count."""
-    open_ended = [(name, array) for name, array, spec in batch if spec.dims and spec.dims[0] is None]
-    if open_ended and not any(len(array) for _, array in open_ended):
-        shapes = ", ".join(f"{name} is {array.dtype}{list(array.shape)}" for name, array in open_ended)
-        raise FeedError(f"{user_site()}: batch {identity} has no rows: {shapes}; leave out what is empty")
 
 
 @dataclass(frozen=True, slots=True, init=False)

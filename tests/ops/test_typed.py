@@ -60,8 +60,9 @@ def test_a_wrong_keyword_is_answered_by_the_right_one(right: str, call: Any) -> 
 
 def test_what_keywords_are_answered_by_exists() -> None:
     optim = [getattr(fr.optim, name) for name in fr.optim.__all__]
-    functions = [*FUNCTIONS.values(), *optim, fr.optim.Optimizer.minimize]
-    takes = {name for function in functions for name in inspect.signature(function).parameters}
+    classes = [fr.Checkpoints, fr.LocalCluster, fr.Options, fr.Session, fr.Variable, fr.train.Replicated]
+    functions = [*FUNCTIONS.values(), *optim, fr.optim.Optimizer.minimize, *classes]
+    takes = {name for function in functions for name in inspect.signature(function).parameters} | {"ps", "worker"}
     lines = pages()["an argument"]
     assert {here for here, _ in lines} <= takes
     assert all(here not in names for here, names in lines)

@@ -324,17 +324,6 @@ async def test_a_batch_of_another_dtype_stops_training_with_the_feed_error() -> 
         assert await nothing_left_running()
 
 
-async def test_a_batch_without_rows_is_an_error_that_names_it_once_those_before_are_used() -> None:
-    none = {"x": np.zeros((0, 3), np.float32), "y": np.zeros((0, 1), np.float32)}
-    with fr.Graph() as graph:
-        trainer = trainer_of()
-    async with fr.Session(graph) as session:
-        with pytest.raises(fr.FeedError, match=r"batch 6 has no rows: x is float32\[0, 3\], y is float32\[0, 1\]"):
-            await reports_of(trainer, session, [*batches(6), none, *batches(3)])
-        assert await session.run(trainer.step) == 2
-        assert await nothing_left_running()
-
-
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [

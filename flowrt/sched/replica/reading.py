@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import FeedError, FlowrtError, ResourceError
-from flowrt.base.spec import Spec, check_rows
+from flowrt.base.spec import Spec
 from flowrt.data.sources import Reading, source_from_data
 from flowrt.sched.drivers.way import Unread
 from flowrt.sched.host.lanes import Lanes
@@ -135,9 +135,7 @@ class Reader:
         batch = self._reading.batch(identity)
         if batch.keys() != self._inputs.keys():
             raise FeedError(f"expected {', '.join(self._inputs)}; it has {', '.join(batch)}")
-        values = tuple([_checked(name, batch, spec) for name, spec in self._inputs.items()])
-        check_rows(identity, zip(self._inputs, values, self._inputs.values(), strict=True))
-        return values
+        return tuple([_checked(name, batch, spec) for name, spec in self._inputs.items()])
 
     def _explained(self, identity: int, error: BaseException) -> FlowrtError:
         """``error``, with the node, the source and the batch."""
