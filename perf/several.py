@@ -53,8 +53,8 @@ class Side:
         return statistics.median(self.medians)
 
     def of(self, *roles: str) -> Spent:
-        """What a step costs the processes whose role begins so: medians over the rounds, summed over processes."""
-        return sum((self._of(role) for role in self.roles if role.startswith(roles)), Spent())
+        """What a step costs the processes of these roles, ``worker`` all workers: medians of the rounds, summed."""
+        return sum((self._of(role) for role in self.roles if role in roles or role.split()[0] in roles), Spent())
 
     def sent(self, role: str) -> float | None:
         """How many messages a role sends in a step, where that is known."""
