@@ -95,7 +95,10 @@ def _init(made: Any) -> Callable[..., None]:
     namespace |= {"__post_init__": made.__post_init__} if hasattr(made, "__post_init__") else {}
     named = [(each.name, each.type, each) for each in fields(made)]
     about: dict[str, Any] = {"frozen": True, "eq": False, "repr": False, "slots": "__slots__" in made.__dict__}
-    twin: Any = make_dataclass(made.__name__, named, namespace=namespace, **about)  # in a slot a default must be put
+    try:  # a twin, as in a slot a default must be put
+        twin: Any = make_dataclass(made.__name__, named, namespace=namespace, **about)
+    except RuntimeError as error:  # which before Python 3.12 is what becomes of a Ctrl-C in a field's `__set_name__`
+        raise (error.__cause__ if isinstance(error.__cause__, KeyboardInterrupt) else error) from None
     return twin.__init__  # type: ignore[no-any-return]
 
 
