@@ -38,11 +38,11 @@ from flowrt.cluster.worker_options import NoPlace, Settings, parse, read_setting
 from flowrt.finishing import first
 from flowrt.kernels.store.building import build_standard_kernels
 from flowrt.net.code import hashes_here
-from flowrt.net.descriptors import take_descriptors
-from flowrt.net.enlisting import enlist, host_towards
-from flowrt.net.health import answering
-from flowrt.net.messages import Enlist
-from flowrt.net.node import NetworkNode
+from flowrt.net.door.descriptors import take_descriptors
+from flowrt.net.node.enlisting import enlist, host_towards
+from flowrt.net.node.health import answering
+from flowrt.net.node.node import NetworkNode
+from flowrt.net.wire.messages import Enlist
 from flowrt.sched.host.host import Host
 from flowrt.session.blocking import loop_factory
 
@@ -145,7 +145,7 @@ async def serve(
 
 
 class _Standing:
-    """What a node tells of itself by `flowrt.net.health`."""
+    """What a node tells of itself by `flowrt.net.node.health`."""
 
     def __init__(self, task: str) -> None:
         self.state, self._task = "starting", task

@@ -36,8 +36,8 @@ from flowrt.base.errors import FlowrtError, SpecError
 from flowrt.base.plan import Plan, PlanFeed, PlanNode, plan_to_parts
 from flowrt.base.spec import Spec
 from flowrt.cluster.node_process import ready
-from flowrt.net.master import Master
-from flowrt.net.tokens import new_token, save_token
+from flowrt.net.door.tokens import new_token, save_token
+from flowrt.net.master.master import Master
 from perf.machine import describe
 
 Figures: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"

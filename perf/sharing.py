@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import uvloop
 
-from flowrt.net.local import WAYS, Local
-from flowrt.net.tokens import new_token
-from flowrt.net.transport import Connection, connect, serve
+from flowrt.net.door.tokens import new_token
+from flowrt.net.door.transport import Connection, connect, serve
+from flowrt.net.stream.local import WAYS, Local
 from flowrt.sched.host.memory import Memory
 from perf.machine import describe
 

@@ -39,10 +39,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from flowrt.cluster.keys import make_keys
-from flowrt.net.frames import allocate_array
-from flowrt.net.tls import Keys
-from flowrt.net.tokens import new_token
-from flowrt.net.transport import Bounds, Connection, connect, serve
+from flowrt.net.door.tls import Keys
+from flowrt.net.door.tokens import new_token
+from flowrt.net.door.transport import Bounds, Connection, connect, serve
+from flowrt.net.wire.frames import allocate_array
 from perf.machine import describe
 
 if TYPE_CHECKING:

@@ -117,11 +117,12 @@ ROOMS = [
         "sched/server",
         "sched/runs",
     ],
+    ["net/wire", "net/stream", "net/door", "net", "net/node", "net/master"],
     ["base", "op", "operators", "graph", "ops/structure", "cluster", "session", "train"],
     ["base", "cluster", "launch"],
 ]
 MOST_FILES = 20  # in a room
-WITH_ROOMS = ["base", "cluster", "kernels", "sched", "session"]
+WITH_ROOMS = ["base", "cluster", "kernels", "net", "sched", "session"]
 GPUS = [f"kernels/{name}" for name in ("cuda", "cuda_driver", "cuda_functions", "cuda_fused", "cuda_gpu", "simulator")]
 WITHOUT_A_COMPILER = ["kernels/store/loading", "kernels/store/surroundings"]  # where they cannot do their work without
 # module → the only places that may import it
@@ -130,8 +131,8 @@ OWNERS = {
     "llvmlite": ["kernels/emit", *WITHOUT_A_COMPILER],
     "cuda": ["kernels/cuda_calls"],
     "scipy": [],
-    "aiohttp": ["net/heads"],
-    "cryptography": ["net/certificates", "cluster/keys"],
+    "aiohttp": ["net/door/heads"],
+    "cryptography": ["net/door/certificates", "cluster/keys"],
     "msgpack": ["base/codec"],
     "fsspec": ["checkpoints/remote"],
     "pyarrow": ["delays/parquet", "data/parquet_files"],
@@ -194,19 +195,19 @@ PURE = [
     "cluster/environment",
     "simulation",
     "session/building_order",
-    "net/liveness",
+    "net/master/liveness",
     "ledger/frames",
     "ledger/records",
     "ledger/account",
     "checkpoints/manifest",
     "checkpoints/older",
     "checkpoints/retention",
-    "net/frames",
-    "net/handshake",
-    "net/heads",
-    "net/failures",
-    "net/brief",
-    "net/briefly",
+    "net/wire/frames",
+    "net/wire/handshake",
+    "net/door/heads",
+    "net/door/failures",
+    "net/wire/brief",
+    "net/wire/briefly",
     "delays",
     "data",
 ]

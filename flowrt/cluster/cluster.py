@@ -31,9 +31,9 @@ from flowrt.cluster.node_process import close_stdin, environment, ready, send, t
 from flowrt.cluster.tasks import check_job, checked_delays, checked_devices, checked_imports, checked_names, split_task
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
-from flowrt.net.addresses import is_loopback
-from flowrt.net.descriptors import out_of_descriptors
-from flowrt.net.tokens import load_token, new_token, own_token
+from flowrt.net.door.addresses import is_loopback
+from flowrt.net.door.descriptors import out_of_descriptors
+from flowrt.net.door.tokens import load_token, new_token, own_token
 from flowrt.sched.host.lanes import usable_cores
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Keys for a cluster: ``python -m flowrt.worker keys DIR --hosts HOST ...`` makes an authority and a certificate.
 
 The folder is what ``--tls DIR`` and ``fr.Session(..., tls=DIR)`` take: ``ca.pem``, ``cert.pem`` and ``key.pem`` (see
-`flowrt.net.tls`), a ``token``, and ``ca.key``, the authority's own key, which nodes do not need. Made again, it has a
-new certificate of the same authority, which nodes that run take up by themselves.
+`flowrt.net.door.tls`), a ``token``, and ``ca.key``, the authority's own key, which nodes do not need. Made again, it
+has a new certificate of the same authority, which nodes that run take up by themselves.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import FlowrtError, GraphError, ResourceError
-from flowrt.net.certificates import key_pem_of, new_key, pem_of, signed
-from flowrt.net.tls import ANY, CA, CERT, KEY, TOKEN
-from flowrt.net.tokens import new_token, save_token
+from flowrt.net.door.certificates import key_pem_of, new_key, pem_of, signed
+from flowrt.net.door.tls import ANY, CA, CERT, KEY, TOKEN
+from flowrt.net.door.tokens import new_token, save_token
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -120,7 +120,7 @@ def _alternatives(names: Iterable[str]) -> Any:
 
 
 def _checked(name: str) -> str:
-    """``name``, if a host can have it, or it is a pattern that `flowrt.net.tls.check_host` knows."""
+    """``name``, if a host can have it, or it is a pattern that `flowrt.net.door.tls.check_host` knows."""
     if name == ANY or _HOST.fullmatch(name.removeprefix(f"{ANY}.")):
         return name
     if ANY in name:

@@ -12,9 +12,9 @@ from flowrt.base.errors import AuthenticationError, GraphError
 from flowrt.base.valueclass import replace, valueclass
 from flowrt.cluster.cluster import ClusterSpec, parse_address
 from flowrt.cluster.environment import WHICH_TASK
-from flowrt.net.addresses import is_loopback
-from flowrt.net.tls import MAKE, TOKEN, Keys, check_reach
-from flowrt.net.tokens import load_token, own_token, read_token
+from flowrt.net.door.addresses import is_loopback
+from flowrt.net.door.tls import MAKE, TOKEN, Keys, check_reach
+from flowrt.net.door.tokens import load_token, own_token, read_token
 from flowrt.sched.devices.names import check_names
 
 if TYPE_CHECKING:

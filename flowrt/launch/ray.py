@@ -30,8 +30,8 @@ from flowrt.cluster.tasks import check_job, checked_delays, checked_imports, che
 from flowrt.finishing import to_the_end
 from flowrt.launch.ray_node import KEYS, RayNode, save_keys
 from flowrt.misuse import AsyncOnly
-from flowrt.net.messages import root_error
-from flowrt.net.tokens import new_token
+from flowrt.net.door.tokens import new_token
+from flowrt.net.wire.messages import root_error
 from flowrt.progress import Activity
 
 if TYPE_CHECKING:

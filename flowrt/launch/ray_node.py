@@ -25,8 +25,8 @@ from typing import Any
 from flowrt.base.errors import ResourceError
 from flowrt.cluster.node_process import address_in, ended_early, environment
 from flowrt.cluster.tasks import split_task
-from flowrt.net.tls import CA, CERT, KEY
-from flowrt.net.tokens import save_token
+from flowrt.net.door.tls import CA, CERT, KEY
+from flowrt.net.door.tokens import save_token
 
 TELLS = 10.0  # seconds for which a node's reason not to start is told before another try
 KEYS = (CA, CERT, KEY)  # the files of a folder of keys that a node needs

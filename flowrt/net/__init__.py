@@ -1,4 +1,4 @@
-"""Nodes talking to nodes: frames, authenticated connections, and what travels over them.
+"""Nodes talking to nodes: `wire`, `stream`, `door`, then the links between tasks, and their two ends, `node`, `master`.
 
-Imports `sched` and floor 0; never sees a Graph, only a Plan.
+Law: it moves plans and tensors and never sees a Graph; each room imports those before it. It knows `sched` and floor 0.
 """

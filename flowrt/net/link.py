@@ -31,10 +31,10 @@ from flowrt.base.errors import (
     name_error,
 )
 from flowrt.base.valueclass import valueclass
-from flowrt.net import briefly
-from flowrt.net.brief import Brief
-from flowrt.net.frames import NoRoom
-from flowrt.net.messages import (
+from flowrt.net.wire import briefly
+from flowrt.net.wire.brief import Brief
+from flowrt.net.wire.frames import NoRoom
+from flowrt.net.wire.messages import (
     Announce,
     DeadValue,
     Fault,
@@ -54,9 +54,9 @@ from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, R
 if TYPE_CHECKING:
     from flowrt.base.codec import Allocate
     from flowrt.base.spec import Spec
-    from flowrt.net.local import Local
-    from flowrt.net.tls import Keys
-    from flowrt.net.transport import Connection
+    from flowrt.net.door.tls import Keys
+    from flowrt.net.door.transport import Connection
+    from flowrt.net.stream.local import Local
     from flowrt.sched.host.credit import Credit
 
 SMALL = 4096  # bytes that anybody has room for

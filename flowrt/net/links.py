@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, Self, TypeAlias
 
 from flowrt.base.errors import FlowrtError, LinkBroken, NodeLost, NoDescriptors, RemoteError
+from flowrt.net.door.transport import connect
 from flowrt.net.link import LinkStore, TensorLink
-from flowrt.net.messages import Carry, Serve, from_data, to_hello
 from flowrt.net.peer import RETRY, is_refused
-from flowrt.net.transport import connect
+from flowrt.net.wire.messages import Carry, Serve, from_data, to_hello
 
 Address: TypeAlias = tuple[str, int]
 

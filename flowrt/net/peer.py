@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 
 from flowrt.base.device import CLIENT, Device
 from flowrt.base.errors import BrokenStream, FlowrtError, NodeLost, RemoteError, as_error
+from flowrt.net.door.transport import Connection, connect
 from flowrt.net.link import LinkStore, TensorLink
-from flowrt.net.messages import (
+from flowrt.net.wire.messages import (
     Answer,
     Carry,
     Drive,
@@ -20,7 +21,6 @@ from flowrt.net.messages import (
     from_data,
     to_hello,
 )
-from flowrt.net.transport import Connection, connect
 
 SOON = 0.005  # seconds; one that was killed just now may still take connections, and is tried again soon
 RETRY = 0.2  # seconds between two tries to reach a node that is not up yet

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from flowrt.base.plan import Plan
     from flowrt.base.spec import Spec
     from flowrt.graph import Graph
-    from flowrt.net.master import Master
-    from flowrt.net.tls import Keys
+    from flowrt.net.door.tls import Keys
+    from flowrt.net.master.master import Master
     from flowrt.passes import Compiled, StandIn, StandIns
     from flowrt.placement import Rules
     from flowrt.sched.host.memory import MemoryStatistics
@@ -183,7 +183,7 @@ async def open_cluster(
 
     It waits for those that ``graph`` needs. ``tls`` is the folder of this side's keys, if not the cluster's own.
     """
-    from flowrt.net.master import Master  # a session in one process needs no network
+    from flowrt.net.master.master import Master  # a session in one process needs no network
 
     asked = () if rules is None else tuple(rules.devices.values())
     spec = getattr(cluster, "spec", cluster)
@@ -244,8 +244,8 @@ def _secrets(cluster: Any, tls: str | os.PathLike[str] | None) -> tuple[str, Key
     folder = tls or getattr(cluster, "tls", None) or os.environ.get("FLOWRT_TLS")
     if not folder:
         return cluster.token, None
-    from flowrt.net.tls import TOKEN, Keys
-    from flowrt.net.tokens import load_token
+    from flowrt.net.door.tls import TOKEN, Keys
+    from flowrt.net.door.tokens import load_token
 
     keys = Keys(folder)
     named = hasattr(cluster, "spec") or cluster.token_file or os.environ.get("FLOWRT_TOKEN_FILE")

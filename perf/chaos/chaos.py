@@ -45,7 +45,7 @@ from nodes import Cluster  # noqa: E402
 from observing import Observed, Report  # noqa: E402
 
 import flowrt as fr  # noqa: E402
-from flowrt.net.tokens import save_token  # noqa: E402
+from flowrt.net.door.tokens import save_token  # noqa: E402
 
 STOPPED, CUT = (1.0, 20.0), (2.0, 12.0)  # seconds for which a worker is, at least and at most
 STALL = 1.0  # seconds for which a server's death stops training, at most, where another one has all it had

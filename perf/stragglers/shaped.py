@@ -21,7 +21,7 @@ from typing import Any
 
 import flowrt as fr
 from flowrt.cluster.keys import make_keys
-from flowrt.net.tokens import new_token, save_token
+from flowrt.net.door.tokens import new_token, save_token
 
 INSIDE = "FLOWRT_BEHIND_LINKS"
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,9 +27,10 @@ from flowrt.base.spec import DTYPES
 from flowrt.checkpoints import manifest, older
 from flowrt.ledger import frames as ledger_frames
 from flowrt.ledger.records import record_from_data
-from flowrt.net import brief, heads
-from flowrt.net.frames import FrameReader, allocate_array
-from flowrt.net.messages import _KINDS, from_data
+from flowrt.net.door import heads
+from flowrt.net.wire import brief
+from flowrt.net.wire.frames import FrameReader, allocate_array
+from flowrt.net.wire.messages import _KINDS, from_data
 from flowrt.serialize import graph_from_bytes, graph_from_data
 
 SOURCE = "raise SystemExit('code from elsewhere ran')"

@@ -23,7 +23,7 @@ from flowrt.base.plan import (
     too_large,
 )
 from flowrt.base.spec import Spec
-from flowrt.net.plans import dismantle, make_ready
+from flowrt.net.node.plans import dismantle, make_ready
 from flowrt.sched.host.host import Host
 
 VECTOR = Spec("float32", (2,))
@@ -191,7 +191,7 @@ async def test_of_a_plan_that_is_refused_or_dismantled_nothing_is_left(monkeypat
         values.append(weakref.ref(plan.nodes[0].attrs["value"]))
         return plan
 
-    monkeypatch.setattr("flowrt.net.plans.plan_from_parts", noting)
+    monkeypatch.setattr("flowrt.net.node.plans.plan_from_parts", noting)
     host = Host("/job:a/task:0")
     try:
         with pytest.raises(GraphError, match="no kernel of nonesuch") as caught:

@@ -33,10 +33,10 @@ from flowrt.base.errors import (
 )
 from flowrt.base.spec import Spec
 from flowrt.cluster.cluster import LocalCluster
-from flowrt.net import node as node_module
-from flowrt.net import plans as plans_module
-from flowrt.net.master import Master, Registered
-from flowrt.net.tokens import load_token, new_token
+from flowrt.net.door.tokens import load_token, new_token
+from flowrt.net.master.master import Master, Registered
+from flowrt.net.node import node as node_module
+from flowrt.net.node import plans as plans_module
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host
 
@@ -286,7 +286,7 @@ async def test_a_masters_sudden_death_ends_its_steps(cluster: LocalCluster) -> N
     program = textwrap.dedent("""
         import asyncio, sys
         from cluster_plans import *
-        from flowrt.net.master import Master
+        from flowrt.net.master.master import Master
 
         async def main():
             addresses = {t: (h, int(p)) for t, h, p in (a.split(",") for a in sys.argv[2:])}

@@ -17,8 +17,8 @@ from test_ranges_of_replicas import WORKERS, batches, trainer_of
 import flowrt as fr
 from flowrt.base.errors import GraphError
 from flowrt.cluster.cluster import LocalCluster
-from flowrt.net.joining import choose
-from flowrt.net.tokens import new_token, save_token
+from flowrt.net.door.tokens import new_token, save_token
+from flowrt.net.master.joining import choose
 
 PS = "/job:ps/task:0"
 HERE = "127.0.0.1"

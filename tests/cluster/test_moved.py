@@ -17,7 +17,7 @@ from test_ranges_of_replicas import WORKERS, batches, trainer_of
 
 import flowrt as fr
 from flowrt.cluster.cluster import ClusterSpec, LocalCluster, parse_address
-from flowrt.net.tokens import save_token
+from flowrt.net.door.tokens import save_token
 
 MOVES = WORKERS[1]
 

@@ -18,8 +18,8 @@ import flowrt as fr
 from flowrt.base.device import Device
 from flowrt.base.errors import NodeLost
 from flowrt.cluster.cluster import LocalCluster
-from flowrt.net.master import Master
-from flowrt.net.meeting import LEAST, TIMES, Meetings
+from flowrt.net.master.master import Master
+from flowrt.net.master.meeting import LEAST, TIMES, Meetings
 from flowrt.passes.needs import can_do_without
 from flowrt.session.cluster_runner import ClusterRunner
 

@@ -18,8 +18,8 @@ import pytest
 from process_world import running
 
 import flowrt as fr
-from flowrt.net.health import CONNECTIONS, answering
-from flowrt.net.tokens import new_token, save_token
+from flowrt.net.door.tokens import new_token, save_token
+from flowrt.net.node.health import CONNECTIONS, answering
 
 HERE = {"PYTHONPATH": str(Path(fr.__file__).parent.parent)}
 OTHERS = re.compile(r"FLOWRT_(CLUSTER|JOB|TASK|HOSTS|RANK|PORT)|TF_CONFIG|RANK|WORLD_SIZE|MASTER_|SLURM_")
@@ -145,7 +145,7 @@ async def test_a_node_that_waits_to_join_lives_and_is_not_ready(environ: dict[st
 
 
 async def test_what_is_no_question_after_health_is_refused_or_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowrt.net.health.SECONDS", 0.2)
+    monkeypatch.setattr("flowrt.net.node.health.SECONDS", 0.2)
     async with answering("127.0.0.1", 0, lambda: {"ready": False}) as port:
         assert (await ask(port, "/"))[0] == 404
         assert (await ask(port, "/healthz", "POST"))[0] == 405

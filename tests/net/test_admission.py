@@ -20,8 +20,8 @@ from flowrt.base.errors import (
     ResourceError,
     VersionMismatch,
 )
-from flowrt.net.tokens import load_token, new_token, save_token
-from flowrt.net.transport import Connection, connect, serve
+from flowrt.net.door.tokens import load_token, new_token, save_token
+from flowrt.net.door.transport import Connection, connect, serve
 
 if TYPE_CHECKING:
     from pathlib import Path

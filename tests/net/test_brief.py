@@ -13,10 +13,10 @@ import pytest
 
 from flowrt.base.codec import FRAME, Limits
 from flowrt.base.errors import BrokenStream
-from flowrt.net import brief, briefly
-from flowrt.net.brief import BEGINS
-from flowrt.net.frames import WINDOW, FrameReader, NoRoom, allocate_array, frame
-from flowrt.net.messages import from_data, to_data
+from flowrt.net.wire import brief, briefly
+from flowrt.net.wire.brief import BEGINS
+from flowrt.net.wire.frames import WINDOW, FrameReader, NoRoom, allocate_array, frame
+from flowrt.net.wire.messages import from_data, to_data
 from flowrt.sched.drivers.messages import Allow, Batch, NewVersion, Report, Seen, Update
 
 RUN = (1 << 62) - 5

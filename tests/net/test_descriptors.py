@@ -16,9 +16,9 @@ import pytest
 
 import flowrt as fr
 from flowrt.base.errors import NoDescriptors
-from flowrt.net import connecting
+from flowrt.net.door import connecting
+from flowrt.net.door.transport import connect
 from flowrt.net.links import Links
-from flowrt.net.transport import connect
 
 FIX = r"Too many open files: this process may have \d+; raise `ulimit -n`"
 

@@ -21,17 +21,17 @@ from wire_world import pair
 from flowrt.base.errors import GraphError, LinkBroken, NodeLost, ResourceError, TakenOver
 from flowrt.base.spec import Spec
 from flowrt.cluster.cluster import LocalCluster
-from flowrt.net import connecting as connecting_module
 from flowrt.net import link as link_module
-from flowrt.net import node as node_module
 from flowrt.net import peer as peer_module
-from flowrt.net import peers as peers_module
-from flowrt.net import plans as plans_module
-from flowrt.net.master import Master, Registered
-from flowrt.net.messages import Resume
-from flowrt.net.node import NetworkNode
-from flowrt.net.sockets import unreachable
-from flowrt.net.tokens import new_token
+from flowrt.net.door import connecting as connecting_module
+from flowrt.net.door.tokens import new_token
+from flowrt.net.master import peers as peers_module
+from flowrt.net.master.master import Master, Registered
+from flowrt.net.node import node as node_module
+from flowrt.net.node import plans as plans_module
+from flowrt.net.node.node import NetworkNode
+from flowrt.net.stream.sockets import unreachable
+from flowrt.net.wire.messages import Resume
 from flowrt.sched.host.host import Host
 
 TASKS = (PS, WORKERS[0])
@@ -399,8 +399,8 @@ async def test_a_node_that_was_started_anew_is_lost(reach: asyncio.Event) -> Non
 
 VANISHING = """
 import asyncio, os, subprocess
-from flowrt.net.sockets import was_silent
-from flowrt.net.transport import connect, serve
+from flowrt.net.stream.sockets import was_silent
+from flowrt.net.door.transport import connect, serve
 
 def ip(*words):
     subprocess.run(["ip", *words], check=True)

@@ -16,8 +16,8 @@ from wire_messages import messages, same
 from flowrt.base import codec
 from flowrt.base.codec import FRAME, Array, Limits
 from flowrt.base.errors import BrokenStream, InternalError, ResourceError, SpecError
-from flowrt.net import frames
-from flowrt.net.frames import GOODBYE, WINDOW, WORK, Allocate, FrameReader, NoRoom, allocate_array, frame, writes
+from flowrt.net.wire import frames
+from flowrt.net.wire.frames import GOODBYE, WINDOW, WORK, Allocate, FrameReader, NoRoom, allocate_array, frame, writes
 
 
 def wire(*sent: Any) -> bytes:

@@ -12,11 +12,11 @@ from key_world import nothing_decoded, refused
 from wire_world import HEAD, OPENING, TOKEN, echo, on_both_loops, proof_for, wire
 
 from flowrt.base.errors import AuthenticationError, RemoteError
-from flowrt.net import heads
-from flowrt.net.failures import Failures
-from flowrt.net.handshake import NONCE, HandshakeTerms, Opening
-from flowrt.net.messages import Carry, Drive, Enlist, Resume, Serve, to_hello
-from flowrt.net.transport import Connection, connect, serve
+from flowrt.net.door import heads
+from flowrt.net.door.failures import Failures
+from flowrt.net.door.transport import Connection, connect, serve
+from flowrt.net.wire.handshake import NONCE, HandshakeTerms, Opening
+from flowrt.net.wire.messages import Carry, Drive, Enlist, Resume, Serve, to_hello
 
 START = f"{HEAD}\r\n\r\n".encode()
 REFUSED = heads.written("HTTP/1.1 401 Unauthorized", {"Connection": "close", "Content-Length": "0"})

@@ -13,9 +13,9 @@ from wire_world import on_both_loops, pair
 
 from flowrt.base.errors import LinkBroken, ResourceError
 from flowrt.base.spec import Spec
-from flowrt.net.frames import allocate_array
 from flowrt.net.link import SMALL, Allowance, LinkStore, TensorLink
-from flowrt.net.messages import Announce, Forget, Grant, Pull, TooLarge, to_data
+from flowrt.net.wire.frames import allocate_array
+from flowrt.net.wire.messages import Announce, Forget, Grant, Pull, TooLarge, to_data
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import Budget, Rendezvous
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from flowrt.net.liveness import BEAT, LEAST, LOST, MOST, Belief, Change, Liveness
+from flowrt.net.master.liveness import BEAT, LEAST, LOST, MOST, Belief, Change, Liveness
 
 ALIVE, SUSPECT, GONE = Belief.ALIVE, Belief.SUSPECT, Belief.LOST
 A, B = "/job:worker/task:0", "/job:worker/task:1"

@@ -22,12 +22,12 @@ from wire_world import HEAD, MIB, TOKEN, on_both_loops, outcome, proof_for, sock
 import flowrt as fr
 from flowrt.base.errors import BrokenStream, NodeLost
 from flowrt.base.spec import Spec
-from flowrt.net import local as local_module
-from flowrt.net import shared
-from flowrt.net.frames import LentPlace
-from flowrt.net.handshake import name_told_as
-from flowrt.net.local import Local
-from flowrt.net.transport import Bounds, Connection, connect, serve
+from flowrt.net.door.transport import Bounds, Connection, connect, serve
+from flowrt.net.stream import local as local_module
+from flowrt.net.stream import shared
+from flowrt.net.stream.local import Local
+from flowrt.net.wire.frames import LentPlace
+from flowrt.net.wire.handshake import name_told_as
 from flowrt.sched.executor import own
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.segments import FIRST, LARGE, PAGE, SEALS, Segments, has_own_slot

@@ -18,8 +18,8 @@ from flowrt.base.errors import (
     as_error,
     name_error,
 )
-from flowrt.net.frames import NoRoom
-from flowrt.net.messages import Start, Value, from_data, root_error, to_data
+from flowrt.net.wire.frames import NoRoom
+from flowrt.net.wire.messages import Start, Value, from_data, root_error, to_data
 
 
 def test_a_message_comes_back_as_it_was() -> None:

@@ -90,7 +90,7 @@ class Said(logging.Handler):
 async def test_a_node_that_comes_again_with_another_version_is_not_used(write: Callable[[str], None]) -> None:
     write("x = 1")
     refused = Said(f"cannot be used: {A} has imported another own_code than {B} has")
-    logging.getLogger("flowrt.net.peers").addHandler(refused)
+    logging.getLogger("flowrt.net.master.peers").addHandler(refused)
     async with fr.LocalCluster(worker=3, imports=["own_code"]) as cluster:
         cluster.processes[A].kill()
         await cluster.processes[A].wait()
@@ -99,4 +99,4 @@ async def test_a_node_that_comes_again_with_another_version_is_not_used(write: C
             await cluster.respawn(A)
             await refused.said.wait()
             assert master.lost == {A}
-    logging.getLogger("flowrt.net.peers").removeHandler(refused)
+    logging.getLogger("flowrt.net.master.peers").removeHandler(refused)

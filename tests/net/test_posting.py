@@ -14,11 +14,11 @@ from wire_world import MIB, on_both_loops_and_ways, outcome, pair
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import BrokenStream, ClosedError, SpecError
 from flowrt.base.valueclass import valueclass
-from flowrt.net.master import Master
-from flowrt.net.messages import is_posted, register_kinds
-from flowrt.net.node import NetworkNode
-from flowrt.net.tokens import new_token
-from flowrt.net.transport import Bounds
+from flowrt.net.door.tokens import new_token
+from flowrt.net.door.transport import Bounds
+from flowrt.net.master.master import Master
+from flowrt.net.node.node import NetworkNode
+from flowrt.net.wire.messages import is_posted, register_kinds
 from flowrt.sched.host.host import Host
 
 A, B = "/job:a/task:0", "/job:b/task:0"

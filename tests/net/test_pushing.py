@@ -15,9 +15,9 @@ from test_faults import TASKS, world
 
 from flowrt.base.errors import LinkBroken, NodeLost, ResourceError, StepCancelled
 from flowrt.base.spec import Spec
-from flowrt.net.connection import Connection
 from flowrt.net.link import SMALL, TensorLink
-from flowrt.net.messages import Announce, Push
+from flowrt.net.stream.connection import Connection
+from flowrt.net.wire.messages import Announce, Push
 from flowrt.sched.host import rendezvous as rendezvous_module
 from flowrt.sched.host.rendezvous import DEAD, Announced, Rendezvous
 

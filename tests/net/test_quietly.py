@@ -17,12 +17,12 @@ assert web is aiohttp.web and aiohttp.__version__ and "ClientSession" in aiohttp
 """
 USER = """
 import aiohttp
-import flowrt.net.heads
-assert flowrt.net.heads.HttpRequestParser is aiohttp.http_parser.HttpRequestParser
+import flowrt.net.door.heads
+assert flowrt.net.door.heads.HttpRequestParser is aiohttp.http_parser.HttpRequestParser
 """
 ABSENT = """
 import sys
-from flowrt.net.quietly import without_its_own_code
+from flowrt.net.door.quietly import without_its_own_code
 with without_its_own_code("no_such_package"):
     try:
         import no_such_package.part

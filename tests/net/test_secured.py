@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from wire_world import keys, on_both_loops, only_over_tls
 
-from flowrt.net.secured import BURST, Secured, Taking, secured_to
+from flowrt.net.door.secured import BURST, Secured, Taking, secured_to
 
 
 class Hearing(asyncio.BufferedProtocol):

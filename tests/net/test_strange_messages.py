@@ -12,13 +12,13 @@ from cluster_plans import PS, counter
 
 from flowrt.base import codec
 from flowrt.base.errors import FlowrtError
-from flowrt.net import briefly
-from flowrt.net.frames import frame
-from flowrt.net.master import Master
-from flowrt.net.messages import _KINDS, Carry, Drive, Enlist, Resume, is_posted, to_hello
-from flowrt.net.node import NetworkNode
-from flowrt.net.tokens import new_token
-from flowrt.net.transport import Connection, connect
+from flowrt.net.door.tokens import new_token
+from flowrt.net.door.transport import Connection, connect
+from flowrt.net.master.master import Master
+from flowrt.net.node.node import NetworkNode
+from flowrt.net.wire import briefly
+from flowrt.net.wire.frames import frame
+from flowrt.net.wire.messages import _KINDS, Carry, Drive, Enlist, Resume, is_posted, to_hello
 from flowrt.sched.host.host import Host
 
 TO_LINKS = ("Push", "Announce", "Pull", "Forget", "Value", "DeadValue", "TooLarge", "Grant", "Fault")

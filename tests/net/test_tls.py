@@ -30,9 +30,9 @@ from wire_world import HEAD, LOOPS, MIB, TOKEN, echo, sockets
 import flowrt as fr
 from flowrt.base.errors import AuthenticationError, NodeLost, RemoteError
 from flowrt.cluster.keys import _named_in, main, make_keys
-from flowrt.net.tls import Keys, Vouched, check_host
-from flowrt.net.tokens import check_private
-from flowrt.net.transport import Connection, connect, serve
+from flowrt.net.door.tls import Keys, Vouched, check_host
+from flowrt.net.door.tokens import check_private
+from flowrt.net.door.transport import Connection, connect, serve
 from flowrt.worker import main as worker
 
 
@@ -216,7 +216,7 @@ def test_over_tls_the_token_is_asked_for_too(keys: Keys, on_loop: Callable[[Any]
 def abroad(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have 127.0.0.1 taken for an address beyond this machine, of which a machine under test may have none."""
     for module in ("tls", "connecting", "transport"):
-        monkeypatch.setattr(f"flowrt.net.{module}.is_loopback", lambda host: False)
+        monkeypatch.setattr(f"flowrt.net.door.{module}.is_loopback", lambda host: False)
 
 
 @pytest.mark.parametrize("made", [True, False], ids=["by keys", "without keys"])

@@ -26,10 +26,10 @@ from flowrt.base.errors import (
     NodeLost,
     SpecError,
 )
-from flowrt.net import connection as connection_module
-from flowrt.net.enlisting import host_towards
-from flowrt.net.frames import WINDOW, WORK, NoRoom
-from flowrt.net.transport import Bounds, Connection, connect, serve
+from flowrt.net.door.transport import Bounds, Connection, connect, serve
+from flowrt.net.node.enlisting import host_towards
+from flowrt.net.stream import connection as connection_module
+from flowrt.net.wire.frames import WINDOW, WORK, NoRoom
 
 # ── what arrives ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.net.local import Local
+from flowrt.net.stream.local import Local
 from flowrt.sched.host.memory import Memory
 
 pytestmark = pytest.mark.skipif(not Local(Memory()).segments, reason="needs Linux' files in memory")

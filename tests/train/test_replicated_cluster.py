@@ -15,8 +15,8 @@ import pytest
 
 import flowrt as fr
 from flowrt.base import codec
-from flowrt.net.messages import Command, from_data
-from flowrt.net.peers import Peers
+from flowrt.net.master.peers import Peers
+from flowrt.net.wire.messages import Command, from_data
 
 if TYPE_CHECKING:
     from flowrt.net.peer import Peer

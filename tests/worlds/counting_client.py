@@ -19,7 +19,7 @@ import numpy as np
 from places import ROOT
 
 import flowrt as fr
-from flowrt.net.tokens import save_token
+from flowrt.net.door.tokens import save_token
 
 HERE = Path(__file__).parent
 PATH = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

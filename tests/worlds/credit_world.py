@@ -18,10 +18,10 @@ import numpy as np
 from cluster_plans import CLIENT, PS, WORKERS, Writer
 
 from flowrt.base.spec import Spec
-from flowrt.net.frames import allocate_array
 from flowrt.net.link import Allowance, LinkStore, TensorLink, is_large
-from flowrt.net.messages import Done, Start
-from flowrt.net.started import Started
+from flowrt.net.node.started import Started
+from flowrt.net.wire.frames import allocate_array
+from flowrt.net.wire.messages import Done, Start
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host
 from flowrt.sched.host.rendezvous import Announced, Budget, Pushed, Rendezvous

@@ -14,8 +14,9 @@ import pytest
 
 from flowrt.base import codec
 from flowrt.cluster.keys import make_keys
-from flowrt.net import frames, heads
-from flowrt.net.tls import CERT, KEY, Keys
+from flowrt.net.door import heads
+from flowrt.net.door.tls import CERT, KEY, Keys
+from flowrt.net.wire import frames
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,7 @@ def of_tomorrow(folder: Path, first: Path) -> Keys:
     """Ones of the authority of ``first`` that are not good yet, as clocks differ."""
     shutil.copytree(first, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flowrt.net.certificates._SLACK", -datetime.timedelta(days=1))
+        patch.setattr("flowrt.net.door.certificates._SLACK", -datetime.timedelta(days=1))
         make_keys(folder, HERE)
     return Keys(folder)
 

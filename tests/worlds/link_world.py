@@ -19,7 +19,7 @@ from cluster_plans import CLIENT
 
 from flowrt.base.valueclass import valueclass
 from flowrt.cluster.cluster import ClusterSpec
-from flowrt.net.tokens import save_token
+from flowrt.net.door.tokens import save_token
 
 if TYPE_CHECKING:
     import random

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from wire_world import TOKEN
 
-from flowrt.net.local import Local
-from flowrt.net.transport import Bounds, Connection, OpenPort, connect, serve
+from flowrt.net.door.transport import Bounds, Connection, OpenPort, connect, serve
+from flowrt.net.stream.local import Local
 from flowrt.sched.host.memory import Memory
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Small faults in the pure files, one at a time: which of them their own tests find.
 
     scripts/mutants                            # a sample of every file's: minutes
-    scripts/mutants sched/host/arena net/frames     # these files'
+    scripts/mutants sched/host/arena net/wire/frames     # these files'
     scripts/mutants --each 1000 sched/host/queues   # all there are
 
 A mutant is one comparison, operator, constant or condition changed, or one statement left out. Only the file's own
@@ -71,13 +71,13 @@ TESTS = {
     "sched/demand": ("test_credit",),
     "sched/replica/local": ("test_local_rounds",),
     "sched/host/variables": ("test_variables", "test_lending"),
-    "net/frames": ("test_frames",),
-    "net/liveness": ("test_liveness",),
-    "net/messages": ("test_messages",),
-    "net/brief": ("test_brief",),
-    "net/handshake": ("test_handshake",),
-    "net/heads": ("test_handshake",),
-    "net/failures": ("test_handshake",),
+    "net/wire/frames": ("test_frames",),
+    "net/master/liveness": ("test_liveness",),
+    "net/wire/messages": ("test_messages",),
+    "net/wire/brief": ("test_brief",),
+    "net/wire/handshake": ("test_handshake",),
+    "net/door/heads": ("test_handshake",),
+    "net/door/failures": ("test_handshake",),
 }
 SECONDS = 30  # of one mutant's tests, and more than they ever take
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import math
 
-from flowrt.net import node
+from flowrt.net.node import node
 
 node.RETURN = node.SOON = node.HEAL = math.inf

@@ -20,13 +20,13 @@ from key_world import good
 from flowrt.base.errors import (
     FlowrtError,
 )
-from flowrt.net import heads
-from flowrt.net.frames import frame
-from flowrt.net.handshake import NONCE, HandshakeTerms, Opening
-from flowrt.net.transport import Bounds, Connection, OpenPort, connect, serve
+from flowrt.net.door import heads
+from flowrt.net.door.transport import Bounds, Connection, OpenPort, connect, serve
+from flowrt.net.wire.frames import frame
+from flowrt.net.wire.handshake import NONCE, HandshakeTerms, Opening
 
 if TYPE_CHECKING:
-    from flowrt.net.tls import Keys
+    from flowrt.net.door.tls import Keys
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 TOKEN = "secret-of-the-tests"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import BrokenStream, NodeLost
 from flowrt.base.valueclass import valueclass
-from flowrt.net import heads
-from flowrt.net.local import door_of
-from flowrt.net.secured import secured_to
+from flowrt.net.door import heads
+from flowrt.net.door.secured import secured_to
+from flowrt.net.stream.local import door_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

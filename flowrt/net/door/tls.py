@@ -7,7 +7,7 @@ asked for. When a file of the folder changes, connections to come use it, and th
 
 Without keys, a node at an address beyond this machine shows a certificate that it has made for itself. Nobody need
 believe that: the token vouches for it, as both ends prove by it that they saw the same certificate (`channel_of`, in
-`flowrt.net.handshake`), so that whoever stands between them is found before anything is said.
+`flowrt.net.wire.handshake`), so that whoever stands between them is found before anything is said.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from flowrt.base.errors import AuthenticationError, NodeLost
 from flowrt.base.valueclass import valueclass
-from flowrt.net.addresses import is_any, is_loopback
-from flowrt.net.certificates import key_pem_of, new_key, pem_of, signed
-from flowrt.net.tokens import check_private
+from flowrt.net.door.addresses import is_any, is_loopback
+from flowrt.net.door.certificates import key_pem_of, new_key, pem_of, signed
+from flowrt.net.door.tokens import check_private
 
 if TYPE_CHECKING:
     import asyncio

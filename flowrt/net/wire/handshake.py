@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from flowrt.base.valueclass import valueclass
-from flowrt.net.frames import frame
+from flowrt.net.wire.frames import frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

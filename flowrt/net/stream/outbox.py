@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flowrt.base.errors import FlowrtError
-    from flowrt.net.frames import Piece
+    from flowrt.net.wire.frames import Piece
 
 
 @dataclass(slots=True, eq=False)

@@ -1,11 +1,11 @@
-"""One framed stream between two nodes, once the door (`flowrt.net.transport`) let it through.
+"""One framed stream between two nodes, once the door (`flowrt.net.door.transport`) let it through.
 
 Law: memory is bounded at both ends. A sender writes slices, and the next only when the kernel has taken the last, so
 nothing is buffered here and what `Connection.send` was given may change once it returns. A receiver whose inbox is full
 stops reading, which in time stops the sender. Frames never interleave, and never end in the middle while the connection
 lives: what a cancelled send has begun, and all that was posted, the connection finishes when it can. A peer that is
 stopped or does not read is waited for, though in the middle of a frame only for so long as `Bounds.stall` says; one
-whose kernel answers nothing is gone (`flowrt.net.sockets`). Nothing here interprets a message, and messages are
+whose kernel answers nothing is gone (`flowrt.net.stream.sockets`). Nothing here interprets a message, and messages are
 decoded, and handed to who listens, in the loop's own time: some, and then it is others' turn.
 """
 
@@ -19,15 +19,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from flowrt.base.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost
-from flowrt.net.frames import GOODBYE, WORK, FrameReader, Piece, allocate_array, frame, joined, placed, writes
-from flowrt.net.outbox import Outbox, Outgoing
-from flowrt.net.sockets import ASK_SECONDS, Standstill, broken_by, tune, unanswered, unreachable
+from flowrt.net.stream.outbox import Outbox, Outgoing
+from flowrt.net.stream.sockets import ASK_SECONDS, Standstill, broken_by, tune, unanswered, unreachable
+from flowrt.net.wire.frames import GOODBYE, WORK, FrameReader, Piece, allocate_array, frame, joined, placed, writes
 
 if TYPE_CHECKING:
     from flowrt.base.codec import Allocate, Message
-    from flowrt.net.bounds import Bounds
-    from flowrt.net.local import Local
-    from flowrt.net.shared import Channel
+    from flowrt.net.stream.bounds import Bounds
+    from flowrt.net.stream.local import Local
+    from flowrt.net.stream.shared import Channel
 
 SHORT_OF_MEMORY = 0.05  # seconds until a message that there was no memory to decode is tried again
 TIME_SLICE = 1e-3  # seconds after which who listens to a stream lets others have the loop
@@ -314,7 +314,7 @@ class _Stream(asyncio.BufferedProtocol):
 
 
 class Connection:
-    """A stream of messages in both directions; `flowrt.net.transport` makes it, one owner closes it.
+    """A stream of messages in both directions; `flowrt.net.door.transport` makes it, one owner closes it.
 
     Any number of tasks may send; what is received goes to one consumer. A peer that went away is `NodeLost`, one that
     sent something illegal is `BrokenStream`, and after `aclose` everything raises `ClosedError`.

@@ -1,4 +1,4 @@
-"""The client's side of the door: how a connection to a node is opened; see `flowrt.net.transport`."""
+"""The client's side of the door: how a connection to a node is opened; see `flowrt.net.door.transport`."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from flowrt.base.errors import (
     NoDescriptors,
     VersionMismatch,
 )
-from flowrt.net import heads
-from flowrt.net.addresses import UNREACHABLE, is_loopback, named
-from flowrt.net.asking import Arrived, ask_at, ask_socket
-from flowrt.net.bounds import Bounds
-from flowrt.net.descriptors import out_of_descriptors
-from flowrt.net.frames import allocate_array
-from flowrt.net.handshake import NONCE, HandshakeTerms, Opening, is_same, name_told_as
-from flowrt.net.local import open_side
-from flowrt.net.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, connection_over, introduce
-from flowrt.net.tls import ASKING, channel_of, check_host, failure
-from flowrt.net.tokens import checked
+from flowrt.net.door import heads
+from flowrt.net.door.addresses import UNREACHABLE, is_loopback, named
+from flowrt.net.door.asking import Arrived, ask_at, ask_socket
+from flowrt.net.door.descriptors import out_of_descriptors
+from flowrt.net.door.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, connection_over, introduce
+from flowrt.net.door.tls import ASKING, channel_of, check_host, failure
+from flowrt.net.door.tokens import checked
+from flowrt.net.stream.bounds import Bounds
+from flowrt.net.stream.local import open_side
+from flowrt.net.wire.frames import allocate_array
+from flowrt.net.wire.handshake import NONCE, HandshakeTerms, Opening, is_same, name_told_as
 
 if TYPE_CHECKING:
     import socket
 
     from flowrt.base.codec import Allocate
-    from flowrt.net.connection import Connection
-    from flowrt.net.local import Local
-    from flowrt.net.protocol import Hello
-    from flowrt.net.tls import Keys
+    from flowrt.net.door.protocol import Hello
+    from flowrt.net.door.tls import Keys
+    from flowrt.net.stream.connection import Connection
+    from flowrt.net.stream.local import Local
 
 
 async def connect(

@@ -10,13 +10,13 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
 from flowrt.base.valueclass import valueclass
-from flowrt.net import heads
-from flowrt.net.handshake import PROOF
+from flowrt.net.door import heads
+from flowrt.net.wire.handshake import PROOF
 
 if TYPE_CHECKING:
     import socket
 
-    from flowrt.net.handshake import HandshakeTerms
+    from flowrt.net.wire.handshake import HandshakeTerms
 
 
 @valueclass

@@ -29,7 +29,7 @@ import numpy as np
 from flowrt.base import codec
 from flowrt.base.errors import BrokenStream
 from flowrt.base.valueclass import valueclass
-from flowrt.net.frames import LentPlace
+from flowrt.net.wire.frames import LentPlace
 from flowrt.sched.host.segments import LARGE, LINE, PAGE
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from flowrt.base.codec import Allocate, Array, Layout
     from flowrt.base.errors import FlowrtError
-    from flowrt.net.frames import Piece
-    from flowrt.net.local import Local
+    from flowrt.net.stream.local import Local
+    from flowrt.net.wire.frames import Piece
     from flowrt.sched.host.segments import Segment
 
 MOST_LENT = 1 << 12  # arrays lent at once

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import AuthenticationError, BrokenStream, ClosedError, NodeLost, RemoteError, as_error
-from flowrt.net.addresses import UNREACHABLE
-from flowrt.net.messages import Enlist, Enlisted, Refused, Serve, Waits, from_data, to_hello
+from flowrt.net.door.addresses import UNREACHABLE
+from flowrt.net.door.transport import Connection, connect
 from flowrt.net.peer import RETRY
-from flowrt.net.transport import Connection, connect
+from flowrt.net.wire.messages import Enlist, Enlisted, Refused, Serve, Waits, from_data, to_hello
 
 if TYPE_CHECKING:
-    from flowrt.net.newcomers import Address
-    from flowrt.net.tls import Keys
+    from flowrt.net.door.tls import Keys
+    from flowrt.net.node.newcomers import Address
 
 REACH = 5.0  # seconds in which the node that is asked has to answer
 

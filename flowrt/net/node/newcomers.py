@@ -1,8 +1,8 @@
 """At a node's door: newcomers, who ask to be tasks of its cluster, and what is known of those that became such.
 
-Law: which task a newcomer is, is a master's to say (`flowrt.net.joining`); a node holds the newcomer's connection until
-one has. It notes who has joined, and says to a master that knows it otherwise what it knows: the first to be heard is
-right. Only who names its task itself, while no session runs, needs no master.
+Law: which task a newcomer is, is a master's to say (`flowrt.net.master.joining`); a node holds the newcomer's
+connection until one has. It notes who has joined, and says to a master that knows it otherwise what it knows: the first
+to be heard is right. Only who names its task itself, while no session runs, needs no master.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.errors import BrokenStream, ClosedError, GraphError, RemoteError
-from flowrt.net.addresses import is_place
-from flowrt.net.messages import (
+from flowrt.net.door.addresses import is_place
+from flowrt.net.wire.messages import (
     UNASKED,
     Answer,
     Enlist,
@@ -30,8 +30,8 @@ from flowrt.net.messages import (
 )
 
 if TYPE_CHECKING:
-    from flowrt.net.reign import Reign
-    from flowrt.net.transport import Connection
+    from flowrt.net.door.transport import Connection
+    from flowrt.net.node.reign import Reign
 
 ANY_TASK = -1  # what a newcomer says that would be the first free one
 MOST_SAID = 200  # characters of what is said of one that cannot be

@@ -1,7 +1,7 @@
 """How what is said in every step of replicated training is written briefly: an update, a version, and a report, a
 permission to go on, and batches.
 
-Law: what is read has the types of its class's fields, as `net.messages` says of all others; anything else is
+Law: what is read has the types of its class's fields, as `net.wire.messages` says of all others; anything else is
 `BrokenStream`. What has no place in the layout, as metrics that are arrays, or the batches that reports of a detached
 run name, goes the way of all others.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import BrokenStream
-from flowrt.net import brief
+from flowrt.net.wire import brief
 from flowrt.sched.drivers.messages import (
     Allow,
     Batch,
@@ -32,7 +32,7 @@ from flowrt.sched.drivers.messages import (
 )
 
 if TYPE_CHECKING:
-    from flowrt.net.brief import Brief
+    from flowrt.net.wire.brief import Brief
 
 Pieces: TypeAlias = list[bytes | memoryview]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowrt.base.valueclass import valueclass
-from flowrt.net.quietly import without_its_own_code
+from flowrt.net.door.quietly import without_its_own_code
 
 with without_its_own_code("aiohttp"):  # a client and its contexts of TLS, which take longer than all of `flowrt.net`
     from aiohttp.http_exceptions import HttpProcessingError

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flowrt.net.handshake import name_told_as
+from flowrt.net.wire.handshake import name_told_as
 from flowrt.sched.host.segments import AVAILABLE, Segments
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import BrokenStream, ClosedError, InternalError, RemoteError, SpecError, TakenOver, name_error
-from flowrt.net.addresses import is_place
+from flowrt.net.door.addresses import is_place
 from flowrt.net.links import WAITING
-from flowrt.net.messages import Answer, Done, Drive, Pong, Refused, Resume, to_data
+from flowrt.net.wire.messages import Answer, Done, Drive, Pong, Refused, Resume, to_data
 
 if TYPE_CHECKING:
+    from flowrt.net.door.transport import Connection
     from flowrt.net.link import TensorLink
-    from flowrt.net.plans import ReadyPlan
-    from flowrt.net.started import Started
-    from flowrt.net.transport import Connection
+    from flowrt.net.node.plans import ReadyPlan
+    from flowrt.net.node.started import Started
 
 
 @dataclass(slots=True, eq=False)

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.device import Device
 from flowrt.base.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver, as_error
 from flowrt.net.code import differing, hashes_here, missing
-from flowrt.net.liveness import Belief, Change, Liveness
-from flowrt.net.meeting import Meetings, job_of
-from flowrt.net.messages import (
+from flowrt.net.master.liveness import Belief, Change, Liveness
+from flowrt.net.master.meeting import Meetings, job_of
+from flowrt.net.peer import RETRY, SOON, Peer, is_gone, meet
+from flowrt.net.wire.messages import (
     UNASKED,
     Drive,
     Introduce,
@@ -37,11 +38,10 @@ from flowrt.net.messages import (
     root_error,
     to_data,
 )
-from flowrt.net.peer import RETRY, SOON, Peer, is_gone, meet
 
 if TYPE_CHECKING:
     from flowrt.net.link import LinkStore
-    from flowrt.net.meeting import Spares
+    from flowrt.net.master.meeting import Spares
 
 REACH = 2.0  # seconds that one try to reach a severed task takes at most
 _TASK = re.compile(r"/job:\w+/task:\d+")

@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.errors import FlowrtError, GraphError, RemoteError, name_error
-from flowrt.net.messages import UNASKED, Introduce, Introduced, Recruit, Recruited
-from flowrt.net.newcomers import Address, Known, taken
+from flowrt.net.node.newcomers import Address, Known, taken
+from flowrt.net.wire.messages import UNASKED, Introduce, Introduced, Recruit, Recruited
 
 if TYPE_CHECKING:
+    from flowrt.net.master.peers import Peers
     from flowrt.net.peer import Peer
-    from flowrt.net.peers import Peers
 
 Ask: TypeAlias = "Callable[[str, Introduce], Coroutine[Any, Any, Any]]"
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.errors import AuthenticationError, BrokenStream
-from flowrt.net.connection import Connection
-from flowrt.net.shared import Channel
+from flowrt.net.stream.connection import Connection
+from flowrt.net.stream.shared import Channel
 
 if TYPE_CHECKING:
     import asyncio
     import socket
 
     from flowrt.base.codec import Allocate
-    from flowrt.net.bounds import Bounds
-    from flowrt.net.handshake import Opening
-    from flowrt.net.local import Local
+    from flowrt.net.stream.bounds import Bounds
+    from flowrt.net.stream.local import Local
+    from flowrt.net.wire.handshake import Opening
 
 Hello: TypeAlias = Mapping[str, Any]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base import codec
 from flowrt.base.errors import NodeLost
 from flowrt.base.plan import spec_from_data
-from flowrt.net.frames import NoRoom
+from flowrt.net.wire.frames import NoRoom
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
-    from flowrt.net.peers import Peers
+    from flowrt.net.master.peers import Peers
 
 Name = tuple[str, str]
 

@@ -6,11 +6,11 @@ before memory is allocated for them; what is not a legal frame raises `BrokenStr
 An array that there is no memory for is read past, and `NoRoom` stands in its place: that is its message's trouble, and
 not the stream's. Frames do not interpret messages.
 
-    u32 length of the header, little-endian | header (see `codec`, `net.brief`) | array 0 | array 1 | …
+    u32 length of the header, little-endian | header (see `codec`, `net.wire.brief`) | array 0 | array 1 | …
 
 A length of zero is the goodbye: the last thing a peer says, which tells an end from a loss. In a length with the
 highest bit, the header is followed by a `LentPlace` for each array, and only those that have none come as bytes: the
-others lie in memory that both ends see (`flowrt.net.shared`), which who made the reader is asked for.
+others lie in memory that both ends see (`flowrt.net.stream.shared`), which who made the reader is asked for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flowrt.base import codec
 from flowrt.base.codec import FRAME, Allocate, Array, Limits, Message
 from flowrt.base.errors import BrokenStream, InternalError, ResourceError
 from flowrt.base.valueclass import valueclass
-from flowrt.net import brief
+from flowrt.net.wire import brief
 
 Deliver: TypeAlias = Callable[[Message, int], None]
 Piece: TypeAlias = bytes | memoryview

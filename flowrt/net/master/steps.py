@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from flowrt.base.device import CLIENT
 from flowrt.base.valueclass import valueclass
 from flowrt.net.link import INLINE, SMALL
-from flowrt.net.messages import consequence
+from flowrt.net.wire.messages import consequence
 
 if TYPE_CHECKING:
     from flowrt.base.errors import FlowrtError

@@ -27,9 +27,9 @@ from flowrt.base.errors import (
     StepCancelled,
 )
 from flowrt.base.valueclass import valueclass
-from flowrt.net import briefly
-from flowrt.net.brief import Brief
-from flowrt.net.frames import NoRoom
+from flowrt.net.wire import briefly
+from flowrt.net.wire.brief import Brief
+from flowrt.net.wire.frames import NoRoom
 from flowrt.sched.drivers.messages import KINDS
 
 Array: TypeAlias = np.ndarray[Any, Any]

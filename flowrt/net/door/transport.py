@@ -1,16 +1,16 @@
-"""The door: who may open a connection to a node. How one is opened is `flowrt.net.connecting`'s.
+"""The door: who may open a connection to a node. How one is opened is `flowrt.net.door.connecting`'s.
 
-A connection begins as HTTP, ``GET /flowrt`` with ``Upgrade: flowrt/3``, and goes on as `flowrt.net.handshake` says: the
-answer 101 proves that the node has the token, then the client proves the same, and the stream is handed to
-`flowrt.net.connection`. Law: of a stranger nothing is read but an HTTP head of at most 8 KiB and a proof of 32 bytes,
-within a deadline; nothing of msgpack is decoded before the proof is checked; a refusal says which rule it broke and no
-more. Who has said nothing yet gives way to who comes: strangers, however many, keep nobody out who speaks at once, and
-take no place of those with the token; nor does one address take all places. Beyond this machine all of this is said
-over TLS, to whose certificates the proofs are bound (`flowrt.net.tls`), and who fails there too often is not listened
-to for a while. Over loopback nothing hides what follows from who may read it there.
+A connection begins as HTTP, ``GET /flowrt`` with ``Upgrade: flowrt/3``, and goes on as `flowrt.net.wire.handshake`
+says: the answer 101 proves that the node has the token, then the client proves the same, and the stream is handed to
+`flowrt.net.stream.connection`. Law: of a stranger nothing is read but an HTTP head of at most 8 KiB and a proof of 32
+bytes, within a deadline; nothing of msgpack is decoded before the proof is checked; a refusal says which rule it broke
+and no more. Who has said nothing yet gives way to who comes: strangers, however many, keep nobody out who speaks at
+once, and take no place of those with the token; nor does one address take all places. Beyond this machine all of this
+is said over TLS, to whose certificates the proofs are bound (`flowrt.net.door.tls`), and who fails there too often is
+not listened to for a while. Over loopback nothing hides what follows from who may read it there.
 
-Beside its port a node may listen at a Unix socket (`flowrt.net.local`), where the same rules hold, without TLS. Who
-comes to the port from the same host, by its own account and with nothing in between, is sent there.
+Beside its port a node may listen at a Unix socket (`flowrt.net.stream.local`), where the same rules hold, without TLS.
+Who comes to the port from the same host, by its own account and with nothing in between, is sent there.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from flowrt.base.errors import (
     RemoteError,
     ResourceError,
 )
-from flowrt.net.addresses import is_loopback, named
-from flowrt.net.bounds import Bounds
-from flowrt.net.connecting import connect, reason
-from flowrt.net.connection import Connection
-from flowrt.net.descriptors import most_descriptors
-from flowrt.net.failures import Failures
-from flowrt.net.frames import allocate_array
-from flowrt.net.gate import Gate, Reply
-from flowrt.net.handshake import NONCE, HandshakeTerms, Opening, is_same
-from flowrt.net.local import is_unix, peer_of
-from flowrt.net.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, Hello, connection_over, introduce
-from flowrt.net.secured import Secured, Taking
-from flowrt.net.tls import channel_of, keys_at
-from flowrt.net.tokens import checked
+from flowrt.net.door.addresses import is_loopback, named
+from flowrt.net.door.connecting import connect, reason
+from flowrt.net.door.descriptors import most_descriptors
+from flowrt.net.door.failures import Failures
+from flowrt.net.door.gate import Gate, Reply
+from flowrt.net.door.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, Hello, connection_over, introduce
+from flowrt.net.door.secured import Secured, Taking
+from flowrt.net.door.tls import channel_of, keys_at
+from flowrt.net.door.tokens import checked
+from flowrt.net.stream.bounds import Bounds
+from flowrt.net.stream.connection import Connection
+from flowrt.net.stream.local import is_unix, peer_of
+from flowrt.net.wire.frames import allocate_array
+from flowrt.net.wire.handshake import NONCE, HandshakeTerms, Opening, is_same
 
 if TYPE_CHECKING:
     import socket
 
     from flowrt.base.codec import Allocate
-    from flowrt.net.heads import Head
-    from flowrt.net.local import Local
-    from flowrt.net.tls import Keys, Vouched
+    from flowrt.net.door.heads import Head
+    from flowrt.net.door.tls import Keys, Vouched
+    from flowrt.net.stream.local import Local
 
 __all__ = ["PROTOCOL", "Bounds", "Connection", "OpenPort", "connect", "serve"]
 

@@ -14,7 +14,7 @@ from flowrt.base import codec
 from flowrt.base.collection import free_each, passed_over
 from flowrt.base.errors import InternalError
 from flowrt.base.plan import let_go, plan_from_parts
-from flowrt.net.frames import NoRoom
+from flowrt.net.wire.frames import NoRoom
 from flowrt.sched.executor import Executor
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.errors import BrokenStream, FlowrtError, InternalError, StepCancelled
 from flowrt.net.link import checked
-from flowrt.net.messages import Done, Start
+from flowrt.net.wire.messages import Done, Start
 from flowrt.sched.host.host import Host, RunContext
 from flowrt.sched.host.rendezvous import Array, Dead, Waiter
 
 if TYPE_CHECKING:
-    from flowrt.net.plans import ReadyPlan
+    from flowrt.net.node.plans import ReadyPlan
     from flowrt.sched.host.rendezvous import StepKey
     from flowrt.sched.running import StepRun
 

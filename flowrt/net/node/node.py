@@ -37,11 +37,17 @@ from flowrt.base.errors import (
     name_error,
 )
 from flowrt.base.plan import spec_to_data
-from flowrt.net.frames import NoRoom
+from flowrt.net.door.transport import Connection, OpenPort, serve
 from flowrt.net.link import Allowance, LinkStore, TensorLink, is_large
 from flowrt.net.links import Links
-from flowrt.net.local import Local
-from flowrt.net.messages import (
+from flowrt.net.node.newcomers import Newcomers
+from flowrt.net.node.plans import ReadyPlan, dismantle, make_ready
+from flowrt.net.node.reign import Reign, address_of, addresses_in, say, superseded
+from flowrt.net.node.started import Started
+from flowrt.net.stream.local import Local
+from flowrt.net.stream.sockets import was_silent
+from flowrt.net.wire.frames import NoRoom
+from flowrt.net.wire.messages import (
     Abort,
     Answer,
     Ask,
@@ -66,18 +72,12 @@ from flowrt.net.messages import (
     to_data,
     to_hello,
 )
-from flowrt.net.newcomers import Newcomers
-from flowrt.net.plans import ReadyPlan, dismantle, make_ready
-from flowrt.net.reign import Reign, address_of, addresses_in, say, superseded
-from flowrt.net.sockets import was_silent
-from flowrt.net.started import Started
-from flowrt.net.transport import Connection, OpenPort, serve
 from flowrt.sched.host.rendezvous import Array, Dead, Pushed, StepKey
 from flowrt.sched.runs.iterations import Iterations
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
-    from flowrt.net.tls import Keys
+    from flowrt.net.door.tls import Keys
     from flowrt.sched.executor import Executor
     from flowrt.sched.host.host import Host
 

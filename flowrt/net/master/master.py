@@ -30,13 +30,15 @@ from flowrt.base.errors import (
     as_error,
 )
 from flowrt.base.plan import Plan, plan_to_parts, too_large
-from flowrt.net.inventory import collect
-from flowrt.net.joining import Joining
 from flowrt.net.link import INLINE, SMALL, Allowance, LinkStore, checked, is_large
-from flowrt.net.liveness import BEAT
-from flowrt.net.local import Local, way_between
-from flowrt.net.meeting import spares_nobody
-from flowrt.net.messages import (
+from flowrt.net.master.inventory import collect
+from flowrt.net.master.joining import Joining
+from flowrt.net.master.liveness import BEAT
+from flowrt.net.master.meeting import spares_nobody
+from flowrt.net.master.peers import Peers
+from flowrt.net.master.steps import Feed, OpenStep, Registered, describe
+from flowrt.net.stream.local import Local, way_between
+from flowrt.net.wire.messages import (
     Abort,
     Answer,
     Ask,
@@ -51,8 +53,6 @@ from flowrt.net.messages import (
     root_error,
     to_data,
 )
-from flowrt.net.peers import Peers
-from flowrt.net.steps import Feed, OpenStep, Registered, describe
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Listeners, Rendezvous, StepKey
 from flowrt.sched.host.shielded import shielded
@@ -60,9 +60,9 @@ from flowrt.sched.host.shielded import shielded
 if TYPE_CHECKING:
     from flowrt.base.device import Device
     from flowrt.base.spec import Spec
-    from flowrt.net.meeting import Spares
+    from flowrt.net.door.tls import Keys
+    from flowrt.net.master.meeting import Spares
     from flowrt.net.peer import Peer
-    from flowrt.net.tls import Keys
 
 
 TRIES = 5  # to ask something of a task to which the way breaks again and again
