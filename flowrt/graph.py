@@ -231,7 +231,7 @@ class Graph:
         self.partitions: dict[str, Partition] = {}  # what several variables hold together, by its name
         self.startable: set[int] = set()  # nodes that variables may start from, as far as any was asked about
         self._entered: list[building] = []
-        self._inferred: dict[tuple[Any, ...], tuple[Sequence[Spec], tuple[Spec, ...]]] = {}  # by the specs' ids
+        self._inferred: dict[tuple[Any, ...], tuple[tuple[Spec, ...], Any, Any]] = {}  # by ids, and what these are of
 
     def __enter__(self) -> Graph:
         if active_builder() not in (None, self):
@@ -300,7 +300,7 @@ class Graph:
         for tensor in inputs:
             if tensor._node.graph is not self:
                 raise GraphError(f"{op.name} ({site}): {tensor!r} belongs to another graph")
-        specs = op.infer([t._spec for t in inputs], attrs) if attrs else self._infer_alike(op, inputs)
+        specs = self._infer_alike(op, inputs, attrs) if inputs else op.infer((), attrs)
         scope = _scope.get()
         node = Node(
             self,
@@ -318,17 +318,19 @@ class Graph:
         self.nodes.append(node)
         return node.outputs or (node,)
 
-    def _infer_alike(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Spec, ...]:
-        """As `Op.infer` of an op without attributes, once for the same specs: what it answers are the same ones again,
-        and large graphs repeat themselves."""
+    def _infer_alike(self, op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Attr]) -> tuple[Spec, ...]:
+        """As `Op.infer`, once for the same specs and attributes: what it answers are the same ones again, and large
+        graphs repeat themselves."""
         given = tuple([t._spec for t in inputs])
-        key = (op, *map(id, given))
+        if op.stateful:  # it bears a name of its own
+            return op.infer(given, attrs)
+        key = (op, *map(id, given), *attrs, *map(id, attrs.values())) if attrs else (op, *map(id, given))
         found = self._inferred.get(key)
         if found is None:
             if len(self._inferred) >= MOST_INFERRED:
                 self._inferred.clear()
-            found = self._inferred[key] = given, op.infer(given, {})
-        return found[1]
+            found = self._inferred[key] = op.infer(given, attrs), given, tuple(attrs.values())
+        return found[0]
 
     def _waits_for(self, control: Sequence[Node]) -> tuple[Node, ...]:
         return tuple(n for n in control if n.graph is self) if control else ()

@@ -36,6 +36,16 @@ from flowrt.graph import as_node, beside, current_scope, scoped
 from flowrt.op import as_value, building
 from flowrt.ops.elementwise import add_n, astype, divide, expm1, maximum, multiply, negative, sqrt, square
 from flowrt.ops.flow import group
+from flowrt.ops.fused import in_one
+from flowrt.ops.moves import (
+    adagrad_move,
+    adam_move,
+    adamw_move,
+    momentum_move,
+    nesterov_move,
+    rmsprop_momentum_move,
+    rmsprop_move,
+)
 from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.routing import SplitGradient, split_gradient
 from flowrt.ops.rows import adagrad_rows, adam_rows, add_rows, momentum_rows, rmsprop_rows
@@ -274,10 +284,10 @@ class Momentum(Optimizer):
         self.nesterov = nesterov
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
-        velocity, momentum = _slot(variable, "momentum"), _number(variable, self.momentum)
-        grown = velocity * momentum + gradient
-        step = gradient + grown * momentum if self.nesterov else grown
-        return [velocity.assign(grown), variable.assign_sub(multiply(step, self._rate(variable)))]
+        velocity, numbers = _slot(variable, "momentum"), [_number(variable, self.momentum), self._rate(variable)]
+        move = nesterov_move if self.nesterov else momentum_move
+        grown, step = in_one(move, [velocity, gradient], numbers)
+        return [velocity.assign(grown), variable.assign_sub(step)]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
         velocity = _slot(variable, "momentum")
@@ -300,9 +310,9 @@ class AdaGrad(Optimizer):
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         accumulator = _slot(variable, "accumulator", self.initial_accumulator_value)
-        grown = accumulator + square(gradient)
-        step = divide(gradient, sqrt(grown) + _number(variable, self.epsilon))
-        return [accumulator.assign(grown), variable.assign_sub(multiply(step, self._rate(variable)))]
+        numbers = [_number(variable, self.epsilon), self._rate(variable)]
+        grown, step = in_one(adagrad_move, [accumulator, gradient], numbers)
+        return [accumulator.assign(grown), variable.assign_sub(step)]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
         accumulator = _slot(variable, "accumulator", self.initial_accumulator_value)
@@ -324,15 +334,15 @@ class RMSProp(Optimizer):
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         mean_square = _slot(variable, "mean_square")
-        decay, weight = _number(variable, self.decay), _number(variable, 1 - self.decay)
-        squares = mean_square * decay + square(gradient) * weight
-        step = multiply(divide(gradient, sqrt(squares) + _number(variable, self.epsilon)), self._rate(variable))
-        done = [mean_square.assign(squares)]
-        if self.momentum:
-            velocity = _slot(variable, "momentum")
-            step = velocity * _number(variable, self.momentum) + step
-            done.append(velocity.assign(step))
-        return [*done, variable.assign_sub(step)]
+        settings = [_number(variable, n) for n in (self.decay, 1 - self.decay, self.epsilon)]
+        settings.append(self._rate(variable))
+        if not self.momentum:
+            squares, step = in_one(rmsprop_move, [mean_square, gradient], settings)
+            return [mean_square.assign(squares), variable.assign_sub(step)]
+        velocity = _slot(variable, "momentum")
+        settings.append(_number(variable, self.momentum))
+        squares, step = in_one(rmsprop_momentum_move, [mean_square, gradient, velocity], settings)
+        return [mean_square.assign(squares), velocity.assign(step), variable.assign_sub(step)]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
         slots = [_slot(variable, "mean_square"), _slot(variable, "momentum")]
@@ -358,15 +368,11 @@ class Adam(Optimizer):
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         first, second = _slot(variable, "first_moment"), _slot(variable, "second_moment")
-        scale, floor = self._corrections(variable)
+        corrections = self._corrections(variable)
         weights = (self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2)
-        beta1, weight1, beta2, weight2 = (_number(variable, weight) for weight in weights)
-        mean = first * beta1 + gradient * weight1
-        squares = second * beta2 + square(gradient) * weight2
-        direction = divide(mean * scale, sqrt(squares) + floor)
-        step = self._step(variable, direction)
-        moved = variable.assign_sub(multiply(step, self._rate(variable)))
-        return [first.assign(mean), second.assign(squares), moved]
+        numbers = [*(_number(variable, weight) for weight in weights), *corrections, self._rate(variable)]
+        mean, squares, step = self._moved(variable, [first, second, gradient], numbers)
+        return [first.assign(mean), second.assign(squares), variable.assign_sub(step)]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
         first, second = _slot(variable, "first_moment"), _slot(variable, "second_moment")
@@ -394,9 +400,9 @@ class Adam(Optimizer):
         """What share of itself a row loses whenever it moves."""
         return 0
 
-    def _step(self, variable: Variable, direction: Any) -> Any:
-        """What is multiplied by the learning rate."""
-        return direction
+    def _moved(self, variable: Variable, tensors: Sequence[Any], numbers: Sequence[Any]) -> tuple[Any, ...]:
+        """The moments that come next, and the step."""
+        return in_one(adam_move, tensors, numbers)
 
 
 class AdamW(Adam):
@@ -411,8 +417,8 @@ class AdamW(Adam):
         super().__init__(lr, beta1, beta2, epsilon)
         self.weight_decay = weight_decay
 
-    def _step(self, variable: Variable, direction: Any) -> Any:
-        return direction + variable * _number(variable, self.weight_decay)
+    def _moved(self, variable: Variable, tensors: Sequence[Any], numbers: Sequence[Any]) -> tuple[Any, ...]:
+        return in_one(adamw_move, [*tensors, variable], [*numbers, _number(variable, self.weight_decay)])
 
     def _decay_of_rows(self, rate: Any) -> Any:
         return multiply(rate, self.weight_decay)

@@ -81,9 +81,9 @@ def resources_in(attrs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         return ()
     name, slots = attrs.get("resource"), attrs.get("slots", ())
     if name is None or not isinstance(slots, tuple):
-        bodies = [value for value in attrs.values() if isinstance(value, Plan)]
-        if not bodies:
+        if Plan not in map(type, attrs.values()):
             return ()
+        bodies = [value for value in attrs.values() if isinstance(value, Plan)]
         return tuple(dict.fromkeys(key for body in bodies for node in body.nodes for key in resources_in(node.attrs)))
     first = str(attrs.get("container", "")), str(name)
     return (first, *[(first[0], str(slot)) for slot in slots]) if slots else (first,)

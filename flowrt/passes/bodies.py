@@ -29,7 +29,7 @@ def rewrite_bodies(step: StepGraph, placement: Mapping[int, Device], rewrite: Re
     """``step`` whose bodies, at any depth, are what ``rewrite`` makes of them and of where their nodes run."""
     nodes = dict(step.nodes)
     for node in step.nodes.values():
-        if node.attrs and any(isinstance(value, Plan) for value in node.attrs.values()):
+        if Plan in map(type, node.attrs.values()):
             nodes[node.id] = replace(node, attrs=_rewritten(node.attrs, step.graph, placement[node.id], rewrite))
     return replace(step, nodes=nodes)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.spec import NAMES
+from flowrt.base.spec import NAMES, as_dtype
 from flowrt.base.traits import RowSpace
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
@@ -65,6 +65,7 @@ class _Group:
     rows: RowSpace
     members: list[int] = field(default_factory=list)
     inputs: set[Ref] = field(default_factory=set)
+    size: int = 0  # how many ops its members are
     reductions: int = 0  # among its members
 
 
@@ -108,13 +109,15 @@ def _keys(
             keys[node.id] = _Key(side, step.spec(node.inputs[0]).dims)
         elif is_link(node) and fusible("add", (node.outputs[0].dtype,) * 3, kind):
             keys[node.id] = _Key(side, None)
-        elif _is_member(step, node) and fusible(*_scalar_op(step, node), kind):
+        elif _is_member(step, node) and all(fusible(*scalar, kind) for scalar in _scalar_ops(step, node)):
             keys[node.id] = _Key(side, node.outputs[0].dims)
     return keys
 
 
 def _is_member(step: StepGraph, node: StepNode) -> bool:
-    if node.op.effect or node.op.stateful or len(node.outputs) != 1 or not node.inputs:
+    if node.op.effect or node.op.stateful or not node.inputs:
+        return False
+    if len(node.outputs) != 1 and not is_program(node):
         return False
     out = node.outputs[0]
     if not out.dims or (out.dtype.kind in "iu" and out.rank < 2):  # inference may compute with small integers
@@ -124,10 +127,23 @@ def _is_member(step: StepGraph, node: StepNode) -> bool:
     return not node.attrs or not any(isinstance(value, np.ndarray) for value in node.attrs.values())
 
 
-def _scalar_op(step: StepGraph, node: StepNode) -> tuple[str, tuple[Any, ...]]:
-    """What computes an entry of a node's result, and on which dtypes: a sum of many is a chain of sums of two."""
-    dtypes = (*[step.spec(ref).dtype for ref in node.inputs], node.outputs[0].dtype)
-    return ("add", dtypes[:1] * 3) if node.op.name == "add_n" else (node.op.name, dtypes)
+def _scalar_ops(step: StepGraph, node: StepNode) -> Sequence[tuple[str, tuple[Any, ...]]]:
+    """What computes an entry of a node's results, and on which dtypes: a sum of many is a chain of sums of two."""
+    dtypes = tuple([step.spec(ref).dtype for ref in node.inputs])
+    if is_program(node):
+        members: Any = node.attrs["members"]
+        return _scalars_of(members, dtypes)
+    if node.op.name == "add_n":
+        return [("add", dtypes[:1] * 3)]
+    return [(node.op.name, (*dtypes, node.outputs[0].dtype))]
+
+
+@lru_cache(maxsize=64)
+def _scalars_of(members: Any, dtypes: tuple[Any, ...]) -> Sequence[tuple[str, tuple[Any, ...]]]:
+    """The ops of a program, each on its dtypes."""
+    of = [*dtypes, *[as_dtype(dtype) for _, _, dtype, _ in members]]
+    made = of[len(dtypes) :]
+    return [(op, (*[of[n] for n in operands], out)) for (op, operands, _, _), out in zip(members, made, strict=True)]
 
 
 def markers(step: StepGraph, placement: Mapping[int, Device]) -> dict[int, int]:
@@ -240,16 +256,17 @@ class _Grouping:
         key = self._keys.get(i)
         if key is None:
             return None
-        members, reductions, inputs = 0, int(i in self._reductions), len(self._step.nodes[i].inputs)
+        node = self._step.nodes[i]
+        size, reductions, inputs = size_of(node), int(i in self._reductions), len(node.inputs)
         for group in groups:
             if group.side != key.side:
                 return None
-            members, reductions, inputs = (
-                members + len(group.members),
+            size, reductions, inputs = (
+                size + group.size,
                 reductions + group.reductions,
                 inputs + len(group.inputs),
             )
-        if members >= MAX_MEMBERS or reductions > MAX_REDUCTIONS:
+        if size > MAX_MEMBERS or reductions > MAX_REDUCTIONS:
             return None
         rows = self._rows(i, groups, key)
         few = inputs <= MAX_INPUTS or len(self._inputs(i, groups)) <= MAX_INPUTS
@@ -292,9 +309,11 @@ class _Grouping:
         if len(groups) > 1:
             joined.members = [n for group in groups for n in group.members]
             joined.reductions = sum(group.reductions for group in groups)
+            joined.size = sum(group.size for group in groups)
             self._open.update(dict.fromkeys(joined.members, joined))
         joined.rows, joined.inputs = rows, inputs
         joined.members.append(i)
+        joined.size += size_of(self._step.nodes[i])
         joined.reductions += i in self._reductions
         self._open[i] = joined
 
@@ -331,13 +350,21 @@ def _rewritten(step: StepGraph, grouped: Sequence[Sequence[int]], where: Mapping
     made: dict[int, StepNode] = {}
     for members, read in groups:
         own = set(members)
-        leaving = [(i, 0) for i in members if not users[i] <= own]
+        leaving = [ref for i in members if not users[i] <= own for ref in _leaving(step, i, users[i] - own)]
         node = _fused_node(step, [*read, *members], leaving, max(i for i in members if i < first))
         made[node.id] = node
         refs |= {ref: (node.id, number) for number, ref in enumerate(leaving)}
         home |= dict.fromkeys(members, node.id)
     left = replace(step, nodes={i: node for i, node in step.nodes.items() if i not in views}) if views else step
     return joined(left, made, home, refs)
+
+
+def _leaving(step: StepGraph, i: int, users: Collection[int]) -> Sequence[Ref]:
+    """What of the results of node ``i`` its ``users`` take."""
+    if len(step.nodes[i].outputs) == 1:
+        return [(i, 0)]
+    taken = {*(step.fetches if FED in users else ()), *(ref for n in users if n != FED for ref in step.nodes[n].inputs)}
+    return [(i, k) for k in range(len(step.nodes[i].outputs)) if (i, k) in taken]
 
 
 def _views_of(step: StepGraph, members: Sequence[int], views: Collection[int]) -> list[int]:
@@ -350,18 +377,20 @@ def _fused_node(step: StepGraph, members: Sequence[int], leaving: Sequence[Ref],
     nodes = [step.nodes[i] for i in members]
     inside = set(members)
     inputs = tuple(dict.fromkeys([ref for node in nodes for ref in node.inputs if ref[0] not in inside]))
-    numbers = {ref: number for number, ref in enumerate((*inputs, *[(i, 0) for i in members]))}
-    program = tuple([member_of(node, numbers) for node in nodes])
+    numbers = {ref: number for number, ref in enumerate(inputs)}
+    program: list[tuple[Attr, ...]] = []
+    for node in nodes:
+        program += members_of(node, numbers, len(inputs) + len(program))
     leaving = leaving or [(members[-1], 0)]  # a target, or what only order is wanted of
-    results = tuple(numbers[ref] for ref in leaving)
-    attrs: dict[str, Attr] = {"_many": len(inputs), "members": program, "results": results}
+    results = tuple([numbers[ref] for ref in leaving])
+    attrs: dict[str, Attr] = {"_many": len(inputs), "members": tuple(program), "results": results}
     last = step.nodes[number]
     return StepNode(
         id=last.id,
         op=lookup("fused"),
         name=last.name,
         inputs=inputs,
-        outputs=tuple(step.nodes[i].outputs[0] for i, _ in leaving),
+        outputs=tuple([step.spec(ref) for ref in leaving]),
         attrs=attrs,
         control=outside([node.control for node in nodes], inside),
         site=last.site,
@@ -369,8 +398,25 @@ def _fused_node(step: StepGraph, members: Sequence[int], leaving: Sequence[Ref],
     )
 
 
-def member_of(node: StepNode, numbers: Mapping[Ref, int]) -> tuple[Attr, ...]:
-    """A node as a member of a program."""
-    operands = tuple([numbers[ref] for ref in node.inputs])
-    attrs = tuple(sorted(node.attrs.items())) if node.attrs else ()
-    return node.op.name, operands, NAMES[node.outputs[0].dtype], attrs
+def is_program(node: StepNode) -> bool:
+    """Whether a node is a program by itself, from the graph on: see `flowrt.ops.fused.in_one`."""
+    return node.op.name == "fused"
+
+
+def size_of(node: StepNode) -> int:
+    """How many members of a program a node makes."""
+    members: Any = node.attrs["members"] if is_program(node) else (node,)
+    return len(members)
+
+
+def members_of(node: StepNode, numbers: dict[Ref, int], first: int) -> list[tuple[Attr, ...]]:
+    """A node as members of a program, the values of which are numbered from ``first``; its results are noted there."""
+    taken = [numbers[ref] for ref in node.inputs]
+    if not is_program(node):
+        numbers[node.id, 0] = first
+        return [(node.op.name, tuple(taken), NAMES[node.outputs[0].dtype], tuple(sorted(node.attrs.items())))]
+    members: Any = node.attrs["members"]
+    results: Any = node.attrs["results"]
+    number = [*taken, *range(first, first + len(members))]
+    numbers |= {(node.id, k): number[n] for k, n in enumerate(results)}
+    return [(op, tuple([number[n] for n in operands]), dtype, attrs) for op, operands, dtype, attrs in members]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowrt.base.attributes import attr_key
+from flowrt.base.attributes import Attr, attr_key
 from flowrt.passes.step import Ref, StepGraph, StepNode, keep_needed
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
+
+LONG = 8  # items of an attribute whose key is worth remembering
 
 
 def merge_common(step: StepGraph) -> StepGraph:
@@ -18,12 +20,13 @@ def merge_common(step: StepGraph) -> StepGraph:
     Nodes that touch state or wait are each their own: two draws of random numbers stay two.
     """
     first: dict[Hashable, int] = {}
+    programs: dict[int, Hashable] = {}
     stands_for: dict[int, int] = {}
     nodes: dict[int, StepNode] = {}
     for node in step.nodes.values():
         made = _redirect(node, stands_for)
         if _may_merge(made):
-            original = first.setdefault(_key(step, made), made.id)
+            original = first.setdefault(_key(step, made, programs), made.id)
             if original != made.id:
                 stands_for[made.id] = original
                 continue
@@ -48,8 +51,23 @@ def _redirect(node: StepNode, stands_for: dict[int, int]) -> StepNode:
     return node.rewired(inputs, tuple(dict.fromkeys([stands_for.get(c, c) for c in node.control])), node.after)
 
 
-def _key(step: StepGraph, node: StepNode) -> Hashable:
+def _key(step: StepGraph, node: StepNode, programs: dict[int, Hashable]) -> Hashable:
+    """What is the same for nodes that compute the same; the keys of large ``programs``, many of which are one object,
+    are remembered by that."""
     origin = step.graph.nodes[node.id]
-    attrs = tuple([(name, attr_key(value)) for name, value in sorted(node.attrs.items()) if value is not None])
     beside = frozenset([n.index for n in origin.colocate])
+    attrs = tuple([(name, _attr_key(value, programs)) for name, value in _stated(node.attrs)]) if node.attrs else ()
     return node.op.name, node.inputs, frozenset(node.control), origin.device, beside, attrs
+
+
+def _stated(attrs: Mapping[str, Attr]) -> list[tuple[str, Attr]]:
+    return [(name, value) for name, value in sorted(attrs.items()) if value is not None]
+
+
+def _attr_key(value: Attr, programs: dict[int, Hashable]) -> Hashable:
+    if not isinstance(value, tuple) or len(value) < LONG:
+        return attr_key(value)
+    found = programs.get(id(value))
+    if found is None:
+        found = programs[id(value)] = attr_key(value)
+    return found

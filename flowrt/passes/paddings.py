@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowrt.base.traits import Arranged, traits_of
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
-from flowrt.passes.fuse import MAX_INPUTS, Fusible, markers, member_of
+from flowrt.passes.fuse import MAX_INPUTS, Fusible, markers, members_of
 from flowrt.passes.joining import joined, outside, users_of
 from flowrt.passes.step import FED, NO_GUARDS, Ref, StepGraph, StepNode, guards_of
 
@@ -111,20 +111,12 @@ def _rewritten(step: StepGraph, chosen: Mapping[int, Sequence[StepNode]]) -> Ste
 def _node(nodes: Sequence[StepNode]) -> StepNode:
     """The node of all, the last of which it stands for."""
     inputs, last = _taken(nodes), nodes[-1]
-    number = {ref: n for n, ref in enumerate(inputs)}
-    members: list[Any] = []
+    numbers = {ref: n for n, ref in enumerate(inputs)}
+    members: list[tuple[Attr, ...]] = []
     for node in nodes:
-        first = len(inputs) + len(members)
-        if node.op.name == "fused":
-            program: Any = node.attrs
-            own = [*(number[ref] for ref in node.inputs), *range(first, first + len(program["members"]))]
-            members += [(op, tuple(own[n] for n in taken), *rest) for op, taken, *rest in program["members"]]
-            results = [own[n] for n in program["results"]]
-        else:
-            members.append(member_of(node, number))
-            results = [first]
-        number |= {(node.id, n): result for n, result in enumerate(results)}
-    attrs: dict[str, Attr] = {"_many": len(inputs), "members": tuple(members), "results": tuple(results)}
+        members += members_of(node, numbers, len(inputs) + len(members))
+    results = tuple(numbers[last.id, n] for n in range(len(last.outputs)))
+    attrs: dict[str, Attr] = {"_many": len(inputs), "members": tuple(members), "results": results}
     inside = {node.id for node in nodes}
     return replace(
         last,

@@ -68,6 +68,8 @@ def place(
     a device or kernel is told there.
     """
     chooser = _Chooser(step, tuple(devices), default, supports, moved)
+    if chooser.has_no_choice and not rules and _asks_for_nothing(step.graph) and chooser.runs_all():
+        return dict.fromkeys(step.nodes, devices[0])
     homes, tied = _ties(step.graph, rules)
     families: dict[int, _Family] = {}
     mine: dict[int, _Family] = {}
@@ -78,6 +80,12 @@ def place(
         mine[node.id] = family
     _choose(step, mine, tied, chooser)
     return {i: chooser.within(mine[i], homes[i], node) for i, node in step.nodes.items()}
+
+
+def _asks_for_nothing(graph: Graph) -> bool:
+    """Whether no node, variable or queue of ``graph`` is asked to be anywhere."""
+    anywhere = all(node.device is ANYWHERE for node in graph.nodes)
+    return anywhere and all(resource.device is ANYWHERE for resource in graph.resources.values())
 
 
 # ── what must be together ────────────────────────────────────────────────────────────────────────────────────────────
@@ -286,6 +294,11 @@ class _Chooser:
     def has_no_choice(self) -> bool:
         """Whether there is one device alone."""
         return len(self._devices) == 1
+
+    def runs_all(self) -> bool:
+        """Whether the first device has kernels for all of the step."""
+        kind = self._devices[0].kind or ""
+        return all(self._runs(node, kind) for node in self._step.nodes.values())
 
     def pick(self, family: _Family, preferred: Sequence[Device]) -> Device:
         """The family's device: a preferred one or its task, the default or its task, else the first that can."""

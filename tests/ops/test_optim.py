@@ -318,3 +318,37 @@ def test_tensors_of_a_kind_share_what_is_known_of_them() -> None:
     with fr.Graph():
         specs = {id((fr.Variable([1.0, 2.0]) * fr.Variable([3.0, 4.0])).spec) for _ in range(20)}
     assert len(specs) == 1
+
+
+@pytest.mark.parametrize("make", [make for make, _ in RULES[1:]], ids=[rule.__name__ for _, rule in RULES[1:]])
+def test_an_update_is_one_node_of_a_graph_and_its_writes(make: Callable[[object], fr.optim.Optimizer]) -> None:
+    with fr.Graph() as graph:
+        pairs = [(fr.placeholder("float32", (n, 2)), fr.Variable(np.ones((n, 2), np.float32))) for n in (1, 2, 3)]
+        before = len(graph.nodes)
+        make(0.1).apply_gradients(pairs)
+    fused = [node for node in graph.nodes[before:] if node.op.name == "fused"]
+    assert len(fused) == len(pairs)
+    assert len({id(node.attrs["members"]) for node in fused}) == 1  # recorded once
+    gradients = {gradient for gradient, _ in pairs}
+    assert all(node in fused for node in graph.nodes if not gradients.isdisjoint(node.inputs))  # and nothing else
+
+
+@pytest.mark.parametrize("make", [make for make, _ in RULES[1:]], ids=[rule.__name__ for _, rule in RULES[1:]])
+def test_gradients_and_variables_of_any_shape_move_as_whole_ones(make: Callable[[object], fr.optim.Optimizer]) -> None:
+    """Scalars, nothing at all, and gradients that are spread over the variable."""
+    shapes: list[tuple[Any, Any]] = [((), ()), ((0, 3), (0, 3)), ((2, 3), (3,)), ((2, 3), (1, 3)), ((2, 3), ())]
+    rng = np.random.default_rng(7)
+    starts = [rng.normal(size=shape).astype(np.float32) for shape, _ in shapes]
+    given = [rng.normal(size=shape).astype(np.float32) for _, shape in shapes]
+    found = []
+    for whole in (False, True):
+        with fr.Graph() as graph:
+            held = [fr.Variable(start) for start in starts]
+            gradients = [np.broadcast_to(g, v.shape).copy() if whole else g for g, v in zip(given, held, strict=True)]
+            train = make(0.1).apply_gradients([(fr.constant(g), v) for g, v in zip(gradients, held, strict=True)])
+        with fr.BlockingSession(graph) as session:
+            for _ in range(3):
+                session.run(train)
+            found.append(session.run(held))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 
 import flowrt as fr
 from flowrt.base.device import Device
-from flowrt.ops.fused import parts_of
+from flowrt.ops.fused import in_one, parts_of
 from flowrt.passes import compile_step
-from flowrt.passes.fuse import MAX_REDUCTIONS
+from flowrt.passes.fuse import MAX_MEMBERS, MAX_REDUCTIONS
 from flowrt.session.runners import fusible, supports
 
 if TYPE_CHECKING:
@@ -246,6 +247,37 @@ def test_one_node_computes_all_of_an_optimisers_update() -> None:
     fused = [node for node in plan_of(build, (3,)).nodes if node.op == "fused"]
     assert [node.outputs[0].dims for node in fused] == [(3,)]
     assert len(fused[0].outputs) == 3
+
+
+def test_a_program_of_the_graph_is_fused_as_its_ops_are() -> None:
+    def program(a: Any, b: Any, factor: Any) -> tuple[Any, ...]:
+        total = a + b
+        return total, total * factor, total - b
+
+    def build(x: Any, y: Any, f: Any, *, one: bool) -> Any:
+        a = fr.exp(x)
+        total, product, _ = in_one(program, [a, y], [f]) if one else program(a, y, f)
+        return [fr.sqrt(product), fr.matmul(total, x)]
+
+    (together,) = [node for node in plan_of(partial(build, one=True), (3, 3), (3, 3), ()).nodes if node.op == "fused"]
+    (apart,) = [node for node in plan_of(partial(build, one=False), (3, 3), (3, 3), ()).nodes if node.op == "fused"]
+    assert [m for m in members(together) if m != "subtract"] == members(apart) == ["exp", "add", "multiply", "sqrt"]
+    assert len(together.outputs) == len(apart.outputs) == 2  # not the difference, nor the product
+
+
+@pytest.mark.parametrize("chain", [50, 62, 63, 64])
+def test_a_program_counts_for_as_many_members_as_it_has(chain: int) -> None:
+    def program(a: Any, b: Any) -> tuple[Any, ...]:
+        return a * b, a + b
+
+    def build(x: Any) -> Any:
+        for _ in range(chain):
+            x = fr.exp(x)
+        return in_one(program, [x, x], [])
+
+    groups = ops(plan_of(build, (3, 3)))
+    assert max(map(len, groups)) <= MAX_MEMBERS
+    assert sum(map(len, groups)) == chain + 2
 
 
 def test_a_reduce_joins_the_group_that_reads_what_it_folds() -> None:

@@ -147,6 +147,20 @@ def test_an_op_without_any_kernel_says_so() -> None:
         placed([a], supports=lambda op, dtypes, kind: op != "exp")
 
 
+def test_the_only_device_is_that_of_all_that_asks_for_none() -> None:
+    with Graph():
+        a = exp(Variable(1.0, name="v") * 2.0, name="a")
+    assert set(placed([a], devices=[WORKER_0]).values()) == {WORKER_0}
+    with pytest.raises(PlacementError, match=r"exp 'a' \(.*py:\d+\): no kernel for \(float32, float32\) on .*cpu:0"):
+        placed([a], devices=[WORKER_0], supports=lambda op, dtypes, kind: op != "exp")
+    with Graph():
+        with device("/job:ps"):
+            Variable(1.0)
+        b = constant(1.0)
+    with pytest.raises(PlacementError, match="no device /job:ps"):  # the graph's, though not the step's
+        placed([b, *b.graph.nodes[0].outputs], devices=[WORKER_0])
+
+
 def test_supports_is_asked_with_the_dtypes_of_inputs_then_outputs() -> None:
     asked: list[Any] = []
 
