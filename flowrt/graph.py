@@ -23,7 +23,7 @@ from flowrt.base.plan import resources_in
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.op import REGISTRY, Op, active_builder, as_value, building
-from flowrt.operators import Operators
+from flowrt.operators import NEVER_COPIED, Operators
 
 if TYPE_CHECKING:
     from flowrt.base.partitioning import Partition
@@ -247,11 +247,9 @@ class Graph:
     def __repr__(self) -> str:
         return f"<Graph of {len(self.nodes)} nodes>"
 
+    @brief
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise GraphError(
-            f"{user_site()}: a graph is neither pickled nor copied, nor are its tensors and variables: build it "
-            "anew, by the same function; a checkpoint keeps what variables hold"
-        )
+        raise GraphError(f"{user_site()}: {NEVER_COPIED}")
 
     def finalize(self) -> None:
         """Let no further node in. Opening a session does it."""

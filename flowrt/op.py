@@ -389,6 +389,7 @@ def is_tensor(value: Any, builder: Builder) -> bool:
     return getattr(value, "builder", None) is builder
 
 
+@brief
 def register(
     infer: Callable[..., Any] | None = None,
     *,
@@ -426,7 +427,7 @@ def register(
         REGISTRY[made.name], TRAITS[made.name] = made, made.traits
         return made
 
-    return enter if infer is None else enter(infer)
+    return brief(enter) if infer is None else enter(infer)
 
 
 def no_gradient(op: AnOp) -> AnOp:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")  # what ops answer: for checkers what stands for a tensor, or an array
 
+NEVER_COPIED = (
+    "a graph is neither pickled nor copied, nor are its tensors and variables: build it anew, by the same function; a "
+    "checkpoint keeps what variables hold"
+)
 _WITH_ENTRIES = (Number, list, tuple)
 _SYMBOLS = {  # NumPy's functions that operators of arrays call
     "add": "add",
@@ -104,6 +108,10 @@ class Operators(Generic[Answer]):
     """
 
     __slots__ = ()
+
+    @brief
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise GraphError(f"{user_site()}: {NEVER_COPIED}")
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *values: Any, **settings: Any) -> Any:
         """An array beside a tensor leaves the operator to the tensor; NumPy's functions have namesakes that are ops."""

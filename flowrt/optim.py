@@ -33,6 +33,7 @@ from flowrt.base.partitioning import Partition
 from flowrt.base.telling import telling
 from flowrt.gradients import gradients
 from flowrt.graph import as_node, beside, current_scope, scoped
+from flowrt.misuse import OptimizerElsewhere
 from flowrt.op import as_value, building
 from flowrt.ops.elementwise import add_n, astype, divide, expm1, maximum, multiply, negative, sqrt, square
 from flowrt.ops.flow import group
@@ -61,7 +62,7 @@ T = TypeVar("T")
 __all__ = ["SGD", "AdaGrad", "Adam", "AdamW", "Momentum", "Optimizer", "RMSProp", "clip_by_global_norm"]
 
 
-class Optimizer(ABC):
+class Optimizer(OptimizerElsewhere, ABC):
     """How variables follow their gradients.
 
     ``lr``, the learning rate, is a number or a scalar tensor (a schedule computed in the graph).

@@ -35,6 +35,12 @@ def as_feed(tensor: Tensor, value: Any, copy: Callable[[Array], Array] = np.asco
     return array if array.flags.c_contiguous else copy(array)
 
 
+def not_fetched(asked: Any) -> GraphError:
+    """The error for what is no part of a graph."""
+    named = f"; graph.get_tensor_by_name({asked!r}) finds one" if isinstance(asked, str) else ""
+    return GraphError(f"{user_site()}: {asked!r} cannot be fetched; fetch tensors, operations or variables{named}")
+
+
 def copied_bytes(values: Iterable[Any]) -> tuple[int, ...]:
     """The bytes of each of the values that `as_feed` copies because it is strided."""
     return tuple(v.nbytes for v in values if isinstance(v, np.ndarray) and not v.flags.c_contiguous)
@@ -49,6 +55,8 @@ def _native(array: Array) -> Array:
 def _convert(tensor: Tensor, value: Any) -> Array:
     if hasattr(value, "__tensor__") or hasattr(value, "builder"):
         raise FeedError(f"{_begin(tensor)} with a value, not with {value!r}; run the step that computes it first")
+    if value is None:
+        raise FeedError(f"{_begin(tensor)}: expected {tensor.spec}, got None")
     try:
         natural = np.asarray(value)
         if isinstance(value, np.generic) or not _keeps_kind(natural.dtype, tensor.dtype):

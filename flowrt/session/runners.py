@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 MOST_MOVED = 8  # nodes that the log names
 _log = logging.getLogger(__name__)
+_HOW_TO_HAVE_JOBS = (
+    "jobs are a cluster's: `async with fr.LocalCluster(ps=1, worker=2) as cluster`, and in it "
+    "fr.Session(graph, cluster=cluster)"
+)
 Array = np.ndarray[Any, Any]
 Registered = Any
 Name = tuple[str, str]
@@ -244,6 +248,8 @@ def compile_for(
         for task in sorted(runner.lost if asked is not None else ()):
             if Device(asked.job, asked.task).matches(Device.parse(task)):
                 raise NodeLost(f"{error}: {runner.why_lost(task)}") from None
+        if asked is not None and asked.job is not None and isinstance(runner, LocalRunner):
+            raise PlacementError(f"{error}; {_HOW_TO_HAVE_JOBS}") from None
         raise
     if compiled.moved:
         more = len(compiled.moved) - MOST_MOVED

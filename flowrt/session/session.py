@@ -43,7 +43,7 @@ from flowrt.progress import Activity
 from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.sched.tape.direct import Numbers
 from flowrt.session.cluster_runner import again_where_lost, open_cluster
-from flowrt.session.feeds import copied_bytes
+from flowrt.session.feeds import copied_bytes, not_fetched
 from flowrt.session.initial import arrays, initial_waves, tables
 from flowrt.session.options import Options
 from flowrt.session.producing import Failures, Producing, why_closed
@@ -363,7 +363,7 @@ class Session(AsyncOnly):
         wanted = [as_value(leaf) for leaf in leaves]
         for leaf, value in zip(leaves, wanted, strict=True):
             if not isinstance(value, (Tensor, Node)):
-                raise GraphError(f"{user_site()}: {leaf!r} cannot be fetched; fetch tensors, operations or variables")
+                raise not_fetched(leaf)
             self._own(value)
         return (structure, tuple(map(id, wanted)), tuple(map(id, feeds))), structure, wanted
 

@@ -118,7 +118,8 @@ class Step:
     def arrays(self, values: Sequence[Any]) -> list[Array]:
         """The fed values as C-contiguous arrays; raises `FeedError` for one that does not fit its tensor."""
         if len(values) != len(self._fits):
-            raise FeedError(f"{user_site()}: the step takes {len(self.feeds)} values, got {len(values)}")
+            takes = f"the step takes {len(self.feeds)} values, got {len(values)}"
+            raise FeedError(f"{user_site()}: {takes}; its feeds are {_listed(t.op.name for t in self.feeds)}")
         return [
             value
             if type(value) is np.ndarray and value.dtype == dtype and value.shape == dims and value.flags.c_contiguous

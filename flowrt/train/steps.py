@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowrt.base.errors import ClosedError, FlowrtError, GraphError, LedgerError, user_site
 from flowrt.base.telling import telling
-from flowrt.base.tracebacks import shorten
+from flowrt.base.tracebacks import brief, shorten
 from flowrt.base.valueclass import maker, valueclass
 from flowrt.data import Source
 from flowrt.finishing import to_the_end
@@ -121,6 +121,7 @@ class Reports(AsyncGenerator[StepReport, None]):
         """Cancel what runs, and wait for it."""
         return self._reports.aclose()
 
+    @brief
     def __iter__(self) -> NoReturn:
         raise GraphError(f"{user_site()}: write `async for report in trainer.steps(session, batches)`")
 

@@ -21,6 +21,7 @@ with fr.Graph() as GRAPH:
     with fr.name_scope("model"):
         SCALE = fr.placeholder("float32", (), name="scale")
     SCALED = X * SCALE
+    HELD = fr.Variable(ONES)
 
 
 def small() -> fr.Graph:
@@ -245,10 +246,59 @@ async def test_a_feed_may_be_named_like_a_parameter() -> None:
         assert blocking.compile(total, feeds)(named=1.0, self=2.0, values=3.0) == 6
 
 
-@pytest.mark.parametrize("what", [GRAPH, X, X.op, SCALED, fr.Session(GRAPH)], ids=repr)
+@pytest.mark.parametrize("what", [GRAPH, X, X.op, SCALED, HELD, fr.Session(GRAPH)], ids=repr)
 @pytest.mark.parametrize("copy_it", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_what_belongs_to_a_graph_is_not_pickled_and_the_error_says_what_to_do(copy_it: Any, what: Any) -> None:
-    if copy_it is copy.copy and what is not GRAPH:
+    if copy_it is copy.copy and isinstance(what, (fr.Session, type(X.op))):
         pytest.skip("names the same graph")
     with pytest.raises(fr.GraphError, match=r"test_misuse.py:\d+: a graph is neither pickled nor copied"):
         copy_it(what)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda v: fr.optim.Adam([v], lr=0.1), lambda v: fr.optim.SGD(iter([v])), fr.optim.SGD]
+)
+def test_an_optimiser_of_variables_is_told_what_it_is_made_of(make: Callable[[Any], Any]) -> None:
+    pattern = (
+        r"test_misuse.py:\d+: an optimiser is made of numbers, as in fr.optim.(Adam|SGD)\(lr=0.1\), and moves what "
+    )
+    with pytest.raises(fr.GraphError, match=pattern + "minimize"):
+        make((HELD,))
+
+
+def test_what_other_optimisers_are_asked_for_is_answered() -> None:
+    optimizer = fr.optim.AdamW(0.1)
+    with pytest.raises(
+        AttributeError, match=r"'AdamW' object has no attribute 'zero_grad'; write session.run\(optimizer"
+    ):
+        optimizer.zero_grad()
+    assert not hasattr(optimizer, "anything")
+    for same in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert repr(same) == repr(optimizer)
+
+
+async def test_a_graph_with_jobs_says_that_its_session_needs_a_cluster() -> None:
+    with fr.Graph() as graph, fr.device("/job:ps"):
+        v = fr.Variable(ONES)
+    with pytest.raises(fr.PlacementError, match=r"no device /job:ps; .*fr.LocalCluster\(.*cluster=cluster"):
+        async with fr.Session(graph) as session:
+            await session.run(v)
+
+
+async def test_what_is_no_value_no_tensor_or_one_too_many_is_told_with_the_way_out() -> None:
+    async with fr.Session(GRAPH) as session:
+        with pytest.raises(fr.GraphError, match=r"'x:0' cannot be fetched; .*graph.get_tensor_by_name\('x:0'\)"):
+            await session.run("x:0")
+        with pytest.raises(fr.FeedError, match=r"feed 'x:0' \(.*\): expected float32\[3\], got None"):
+            await session.run(X, {X: None})
+        with pytest.raises(fr.FeedError, match=r"the step takes 2 values, got 1; its feeds are 'x', 'model/scale'"):
+            await session.compile(SCALED, [X, SCALE])(ONES)
+
+
+def test_an_op_without_tensors_is_refused_in_the_users_line_alone() -> None:
+    def own(x, *, factor=1):  # type: ignore[no-untyped-def]
+        return x
+
+    with pytest.raises(fr.GraphError, match="annotate its tensors") as caught:
+        fr.op(own)
+    assert len(caught.traceback) == 1
