@@ -1,4 +1,4 @@
-"""In which order tests run, and who runs the CUDA simulator.
+"""In which order tests run, which need not, and who runs the CUDA simulator.
 
 The simulator takes a minute in a process of its own, so it starts before all tests and is asked after them, unless what
 it found is kept. Where several processes share the files out, one of them begins with it and waits, while others go on.
@@ -20,6 +20,7 @@ import pytest
 from hypothesis import settings
 from kept import keep, recall
 from places import MODULES, ON_GPU, environment, file_of
+from settled import has_passed, note_passed
 
 from flowrt.cluster import fork_server
 
@@ -30,6 +31,7 @@ sys.path += MODULES  # tests use what others have
 os.environ["FLOWRT_QUIET"] = "1"  # what a slow machine would say on the side is none of a test's output
 
 SIMULATOR = pytest.StashKey["subprocess.Popen[str]"]()
+SETTLED = ("settled", True)  # what a report says of a test that was not run again
 SHARED_OUT = "PYTEST_XDIST_WORKER" in os.environ
 LONG = (  # what takes far longer than its number of tests tells: first where no kernel is compiled yet, then always
     "test_ptx",
@@ -80,6 +82,10 @@ LONG = (  # what takes far longer than its number of tests tells: first where no
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "settled: comes to the same of the same files (tests/worlds/settled.py)")
+
+
 def _is_simulated(item: pytest.Item) -> bool:
     return "simulated" in getattr(item, "fixturenames", ())
 
@@ -118,6 +124,34 @@ def pytest_collection() -> Generator[None, Any, Any]:
 def pytest_collection_finish() -> None:
     """Tests that collect garbage need not look through thousands of other tests, which stay to the end."""
     gc.freeze()
+
+
+def _is_settled(item: pytest.Item) -> bool:
+    return SHARED_OUT and item.get_closest_marker("settled") is not None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A settled test that passed before does."""
+    if not (_is_settled(pyfuncitem) and has_passed(pyfuncitem.path, pyfuncitem.name)):
+        return None
+    pyfuncitem.user_properties.append(SETTLED)
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    answer = yield
+    if _is_settled(item) and SETTLED not in item.user_properties:
+        note_passed(item.path, item.name)
+    return answer
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    passed = terminalreporter.stats.get("passed", [])
+    count = sum(SETTLED in map(tuple, report.user_properties) for report in passed)
+    if count:
+        terminalreporter.write_line(f"{count} of them were not run again: they passed before of the very same files")
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:

@@ -22,7 +22,10 @@ from flowrt.sched.versions.quorum import Verdict
 from flowrt.sched.versions.shard import Shard
 from flowrt.sched.versions.standing import Standing
 
-pytestmark = pytest.mark.timeout(300)  # a search computes and waits for nothing: it takes what the machine gives it
+pytestmark = [  # a search computes and waits for nothing: it takes what the machine gives it
+    pytest.mark.timeout(300),
+    pytest.mark.settled,
+]
 
 FEW = {"joins": 0, "faults": 0}
 CALM = {**FEW, "least": 3}

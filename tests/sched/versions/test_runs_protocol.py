@@ -20,7 +20,10 @@ from flowrt.sched.policies import Deadline
 from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.sched.versions.opening import Apply, End, Go, Refuse, Said, decide
 
-pytestmark = pytest.mark.timeout(300)  # a search computes and waits for nothing: it takes what the machine gives it
+pytestmark = [  # a search computes and waits for nothing: it takes what the machine gives it
+    pytest.mark.timeout(300),
+    pytest.mark.settled,
+]
 
 BRIEF: dict[str, Any] = {"each": 1, "replicas": 1}
 HASTY: dict[str, Any] = {"each": 1, "hasty": 1}

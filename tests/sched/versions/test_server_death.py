@@ -23,6 +23,11 @@ from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.sched.versions.opening import Apply, Go, Left, Said, decide
 from flowrt.sched.versions.shard import Shard
 
+pytestmark = [  # a search computes and waits for nothing: it takes what the machine gives it
+    pytest.mark.timeout(300),
+    pytest.mark.settled,
+]
+
 NOW = 0.0
 
 

@@ -22,7 +22,10 @@ from flowrt.sched.versions.standing import Standing
 if TYPE_CHECKING:
     from flowrt.sched.policies import Policy
 
-pytestmark = pytest.mark.timeout(300)  # a search computes and waits for nothing: it takes what the machine gives it
+pytestmark = [  # a search computes and waits for nothing: it takes what the machine gives it
+    pytest.mark.timeout(300),
+    pytest.mark.settled,
+]
 
 ONE: dict[str, Any] = {"servers": 1}
 LONG: dict[str, Any] = {"versions": 3, "batches": (3, 1), **ONE}
