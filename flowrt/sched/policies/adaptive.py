@@ -11,14 +11,14 @@ import numpy as np
 from flowrt.base.errors import user_site
 from flowrt.base.valueclass import replace, valueclass
 from flowrt.sched.policies.arrivals import Arrivals
+from flowrt.sched.policies.caps import Caps, worth_of
 from flowrt.sched.policies.noise import NoiseScale
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, check_at_least, least_of
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-KEEP = 0.95  # what the worth per second keeps of itself with each version: it goes back some 20
 BUDGET = 0.01  # of all worth may be spent on trying out whether waiting longer pays
-APART = 8  # versions between two such tries, at least
+APART = 8  # versions between two such tries, at least; and between two that are not closed at the best number of late
 PATIENCE = 1.5  # times as long as half of the first versions' updates took, their others are waited for
 
 
@@ -30,37 +30,34 @@ class History:
         versions: How many there were.
         arrivals: When updates come.
         noise: How noisy they are.
-        kept: By number of updates, how many versions had so many, older ones less and less. What that was worth
-            depends on the noise as it is known now.
-        seconds: How long they took, likewise.
+        caps: What each number of updates would have come to.
         spare: The worth that may be spent on trying out; below zero, too much was.
         since: Versions since something was tried out.
         tries: Whether that is due.
         scale: The noise scale that is believed.
         rate: Worth per second, of late.
+        cap: The number of updates at which it was surely better to close, of late, if there is one.
     """
 
     versions: int
     arrivals: Arrivals
     noise: NoiseScale
-    kept: Array
-    seconds: float
+    caps: Caps
     spare: float
     since: int
     tries: bool
     scale: float = 1.0
     rate: float = 0.0
+    cap: int | None = None
 
     def weighed(self) -> History:
         """With what follows of it; supposing the noise scale to be as many updates as there are replicas."""
         scale = self.noise.believed(float(self.arrivals.replicas))
-        counts = np.arange(len(self.kept))
-        gained = float(np.add.reduce(self.kept * (counts / (counts + scale))))
-        return replace(self, scale=scale, rate=gained / max(self.seconds, 1e-12))
+        return replace(self, scale=scale, rate=self.caps.rate(scale))
 
     def worth(self, updates: Any) -> Any:
         """What a step with so many ``updates`` is worth."""
-        return updates / (updates + self.scale)
+        return worth_of(updates, self.scale)
 
 
 @valueclass
@@ -73,6 +70,8 @@ class Adaptive(Policy):
     renewal reward (Ross, "Applied Probability Models with Optimization Applications", 1970, ch. 7). How long each
     replica may take yet follows from what was seen of it, see `Arrivals`; what was not waited for is only known to take
     longer, so now and then a step waits as long as the most that may come would pay for, at 1 % of the worth in all.
+    What no belief is needed for is what closing at a fixed number of updates would have come to, see `Caps`: where that
+    surely was better, it is done, but for one step in eight.
 
     The kept updates are averaged. It follows replicas that become slow, recover, come and go, within some ten steps.
     The wrong choice where every example must count as often as any other, since slow replicas' are dropped more often;
@@ -108,7 +107,9 @@ class Adaptive(Policy):
             return _decide_first(offers, able, now)
         if self._history.tries:
             return _try_out(self._history, offers, able, now)
-        return _decide(self._history, offers, able, now)
+        if self._history.cap is None:
+            return _decide(self._history, offers, able, now)
+        return _decide_up_to(self._history.cap, self._history, offers, able, now)
 
     # ── after it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,21 +126,19 @@ class Adaptive(Policy):
         lost = max(0.0, history.rate * record.seconds - gained) if history.tries else 0.0
         spare = min(history.spare - lost + BUDGET * gained, 0.2)
         since = 1 if history.tries else history.since + 1
-        fade = min(KEEP, 1 - 2 / (history.versions + 3))  # the first versions, of which little was known, soon
-        counts = np.zeros(max(len(history.kept), len(record.kept) + 1))
-        counts[: len(history.kept)] = history.kept * fade
-        counts[len(record.kept)] += 1
         known = History(
             versions=history.versions + 1,
             arrivals=history.arrivals.learn(came, seconds, missing, record.closed),
             noise=noise,
-            kept=counts,
-            seconds=history.seconds * fade + record.seconds,
+            caps=history.caps.learn(seconds, len(missing), record.closed, record.seconds),
             spare=spare,
             since=since,
             tries=spare >= 0 and since >= APART,
         ).weighed()
-        return replace(self, _history=known)
+        if history.cap is None and not history.tries:
+            known = replace(known, caps=known.caps.judge(seconds, record.closed, known.scale, known.rate))
+        cap = known.caps.best(self.at_least) if known.versions % APART else None
+        return replace(self, _history=replace(known, cap=cap))
 
 
 def _decide_first(offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
@@ -163,18 +162,30 @@ def _try_out(history: History, offers: Sequence[Offer], able: Sequence[int], now
     return _close(offers, f"kept {count} of {replicas}: tried out who else comes")
 
 
-def _decide(history: History, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
-    """Wait until the time at which most is gained, if that is more than waiting costs."""
+def _decide_up_to(
+    cap: int, history: History, offers: Sequence[Offer], able: Sequence[int], now: float
+) -> Close | WaitUntil:
+    """As by what is believed, but for no more than ``cap``."""
     count = len(offers)
-    times, more, none = history.arrivals.expected(*_split(offers), able, now)
-    there = history.worth(count)
-    gains, costs = history.worth(count + more) - there, history.rate * (times - now)
+    if count >= cap:
+        return _close(
+            offers, f"kept {count} of {count + len(able)}: to wait for more than {cap} was not worth it of late"
+        )
+    answer = _decide(history, offers, able, now)
+    return WaitUntil(answer.seconds, min(answer.offers, cap)) if isinstance(answer, WaitUntil) else answer
+
+
+def _decide(history: History, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+    """Wait until the time at which most is gained, or for the next one, if either is more than waiting costs."""
+    count = len(offers)
+    times, chances, more, none = history.arrivals.expected(*_split(offers), able, now)
+    there, some = history.worth(count), np.maximum(1 - none, 1e-12)
+    gains = chances @ (some * (history.worth(count + np.maximum(more / some, 1)) - there))
+    more, none, costs = chances @ more, chances @ none, history.rate * (times - now)
     best = int((gains - costs).argmax())
     if gains[best] > costs[best] and times[best] > now:
         return WaitUntil(float(times[best]), count + max(1, int(more[best])))
-    ones = (1 - none) * (history.worth(count + 1) - there)
-    spans = np.subtract(times, np.concatenate([[now], times[:-1]]))
-    nett = ones - history.rate * np.cumsum(spans * none)
+    nett = (1 - none) * (history.worth(count + 1) - there) - history.rate * _waits(times, none, now)
     if nett.max() > 0:
         return WaitUntil(float(times[nett.argmax()]), count + 1)
     best = int((gains / np.maximum(costs, 1e-300)).argmax())
@@ -185,6 +196,17 @@ def _decide(history: History, offers: Sequence[Offer], able: Sequence[int], now:
     )
 
 
+def _waits(times: Array, none: Array, now: float) -> Array:
+    """How long it takes until the next one comes, or one of ``times``; ``none`` are the chances that it is that.
+
+    Between two times its chance to come, if it has not, stays the same.
+    """
+    times, none = np.append(now, times), np.append(1.0, np.maximum(none, 1e-300))
+    fall, logs = -np.diff(none), -np.diff(np.log(none))
+    waits: Array = np.cumsum(np.diff(times) * np.where(logs > 1e-9, fall / np.maximum(logs, 1e-9), none[:-1]))
+    return waits
+
+
 def _start(record: Record) -> History:
     replicas = 1 + max([*(offer.replica for offer in record.offers), *(replica for replica, _ in record.missing)])
     times = [offer.seconds for offer in record.offers]
@@ -192,8 +214,7 @@ def _start(record: Record) -> History:
         versions=0,
         arrivals=Arrivals.start(replicas, times[len(times) // 2]),
         noise=NoiseScale(),
-        kept=np.zeros(1),
-        seconds=0.0,
+        caps=Caps.start(),
         spare=0.0,
         since=0,
         tries=False,

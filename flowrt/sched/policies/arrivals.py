@@ -117,9 +117,9 @@ class Arrivals:
 
     def expected(
         self, came: Sequence[int], seconds: Sequence[float], able: Sequence[int], now: float
-    ) -> tuple[Array, Array, Array]:
-        """Times after ``now``, rising; how many of ``able``, which have not come by now, will have by each; and the
-        chance that none will.
+    ) -> tuple[Array, Array, Array, Array]:
+        """Times after ``now``, rising; chances of cases; and in each, how many of ``able``, which have not come by now,
+        will have by each of the times, and the chance that none will, both [cases, times].
 
         ``came`` have, after so many ``seconds``. Both in seconds since the version was opened.
         """
@@ -127,14 +127,15 @@ class Arrivals:
             return self.of(most + 1).expected(came, seconds, able, now)
         reading = self._reading_of(came, seconds, able, now)
         pending = reading.alive[np.array(able)]
-        later, none = np.zeros(len(AHEAD)), np.zeros(len(AHEAD))
-        for chance, factor in self._cases(reading, came, seconds, able, now):
+        cases = self._cases(reading, came, seconds, able, now)
+        more, none = np.empty((2, len(cases), len(AHEAD)))
+        for case, (_, factor) in enumerate(cases):
             at = reading.bin_at(now, factor)
             left = pending.take(np.minimum(at + AHEAD, BINS), axis=1)
             left /= np.maximum(pending[:, at], 1e-20)[:, None]
-            later += chance * np.add.reduce(left)
-            none += chance * np.multiply.reduce(left)
-        return max(now, 1e-9) * GRID, len(able) - later, none
+            more[case] = len(able) - np.add.reduce(left)
+            none[case] = np.multiply.reduce(left)
+        return max(now, 1e-9) * GRID, np.array([chance for chance, _ in cases]), more, none
 
     def _reading_of(
         self, came: Sequence[int], seconds: Sequence[float], able: Sequence[int], now: float

@@ -17,7 +17,7 @@ from math import isfinite, nan
 from flowrt.base.valueclass import valueclass
 
 KEEP = 0.98  # what an average keeps of itself with each version: it goes back some 50
-FADE = 0.9  # what it counts for after a version that tells nothing
+FADE = 0.95  # what it counts for after a version that tells nothing
 DOUBT = 1.0  # versions measured that count as much as what is supposed before
 SMALLEST = 1e-3
 LARGEST = 1e6  # replicas' updates; noise beyond it is all there is
