@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from flowrt.base.errors import ClosedError, GraphError, from_site, user_site
+from flowrt.base.locating import fitting
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, shorten
 from flowrt.kernels.store.locking import while_wanted
@@ -136,7 +137,7 @@ class BlockingSession:
     comes when the step that runs is over, or stops it where that takes longer than half a second.
     """
 
-    @brief
+    @fitting
     def __init__(self, graph: Any, cluster: Any = None, **arguments: Any) -> None:
         self._session = Session(graph, cluster, **arguments)
         self._thread: LoopThread | None = None
@@ -189,6 +190,7 @@ class BlockingSession:
             self._thread.close()
             self._interrupts.close()
 
+    @fitting
     def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, timeout: float | None = None) -> Any:
         """`Session.run`, waiting for the answer; a step that is one short tape runs in the caller's thread."""
         try:
@@ -199,7 +201,7 @@ class BlockingSession:
             shorten(error)
             raise
 
-    @brief
+    @fitting
     def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> Callable[..., Any]:
         """`Session.compile`, as a plain callable; a step that is one short tape runs in the caller's thread."""
 

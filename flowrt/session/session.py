@@ -181,7 +181,7 @@ class Session(AsyncOnly):
         step, arrays = self._prepare(fetches, feeds)
         return await self._run(step, arrays, counted=False, number=self._numbers.aside())
 
-    @brief
+    @fitting
     def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> CompiledStep:
         """The fast path of `run`: a callable that takes the values of ``feeds`` in order and awaits the fetches."""
         step = self._step(fetches, self._all_fed(feeds))

@@ -60,7 +60,15 @@ def test_a_wrong_keyword_is_answered_by_the_right_one(right: str, call: Any) -> 
 
 def test_what_keywords_are_answered_by_exists() -> None:
     optim = [getattr(fr.optim, name) for name in fr.optim.__all__]
-    classes = [fr.Checkpoints, fr.LocalCluster, fr.Options, fr.Session, fr.Variable, fr.train.Replicated]
+    classes = [
+        fr.Checkpoints,
+        fr.BlockingSession.run,
+        fr.LocalCluster,
+        fr.Options,
+        fr.Session,
+        fr.Variable,
+        fr.train.Replicated,
+    ]
     functions = [*FUNCTIONS.values(), *optim, fr.optim.Optimizer.minimize, *classes]
     takes = {name for function in functions for name in inspect.signature(function).parameters} | {"ps", "worker"}
     lines = pages()["an argument"]

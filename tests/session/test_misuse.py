@@ -277,6 +277,16 @@ def test_what_other_optimisers_are_asked_for_is_answered() -> None:
         assert repr(same) == repr(optimizer)
 
 
+def test_keywords_of_other_sessions_are_answered() -> None:
+    with fr.BlockingSession(GRAPH) as session:
+        with pytest.raises(fr.SpecError, match=r"run\(.*test_misuse.py:\d+\): .*'feed_dict'; write feeds="):
+            session.run(SCALED, feed_dict={X: ONES, SCALE: 2.0})  # type: ignore[call-arg]
+        with pytest.raises(fr.SpecError, match=r"compile\(.*'inputs'; write feeds="):
+            session.compile(SCALED, inputs=[X, SCALE])  # type: ignore[call-arg]
+    with pytest.raises(fr.SpecError, match=r"BlockingSession\(graph.*missing a required argument: 'graph'"):
+        fr.BlockingSession()  # type: ignore[call-arg]
+
+
 async def test_a_graph_with_jobs_says_that_its_session_needs_a_cluster() -> None:
     with fr.Graph() as graph, fr.device("/job:ps"):
         v = fr.Variable(ONES)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 WINDOW, CALM, LONGEST = 0.25, 1.5, 20.0  # seconds: steps looked at together; none was faster for so long; at most
+ENOUGH = 3  # steps, where they take longer than that
 RATE = 0.1
 
 Built = Callable[[], Callable[[], Any]]
@@ -41,7 +42,7 @@ def _later(step: Callable[[], Any]) -> dict[str, float]:
         now = time.perf_counter() - began
         best = min((median for _, median in found), default=math.inf)
         first = next((at for at, median in found if median <= 1.2 * best), 0.0)
-        if found and (now > LONGEST or now - first > CALM):
+        if found and (now > LONGEST or now - first > max(CALM, ENOUGH * best)):
             return {"step": best, "settled": first}
         found.append((now, _median_step(step)))
 
