@@ -80,6 +80,7 @@ class Run:
         self._lost: set[int] = set()
         self._unbegun = set(range(trainer.replicas))
         self._incarnations = [0] * trainer.replicas  # how often each was begun again
+        self._early: dict[int, Gone] = {}  # by replica: what was said of a loss before it was known to have begun again
         self._losses: list[int] = []  # how often the task of each had been lost when it was begun
         self._losses_before = dict(self._runner.losses)
         self.copies = copies_known(session, trainer) if trainer.copies > 1 else None
@@ -288,6 +289,8 @@ class Run:
                 self._news.set()
                 if self._watcher is not None:
                     self._watcher.hear(message)
+            case Gone(_, replica, incarnation) if incarnation > self._incarnations[replica]:
+                self._early[replica] = message
             case Gone(_, replica, incarnation, spent, why) if incarnation == self._incarnations[replica]:
                 if why:
                     self._deviceless.lose(replica, why)
@@ -339,16 +342,12 @@ class Run:
 
     def _excuse(self, suspects: frozenset[str]) -> None:
         for replica, task in enumerate(self._program.replicas):
-            if task in suspects:
-                self._supply.excuse(replica)
-            else:
-                self._supply.include(replica)
+            (self._supply.excuse if task in suspects else self._supply.include)(replica)
         self._fill()
 
     def _going(self) -> set[int]:
         """The replicas that are lost, or will be as their nodes were told to end."""
-        leaving = self._runner.leaving
-        return self._lost.union(r for r, task in enumerate(self._program.replicas) if task in leaving)
+        return self._lost.union(where_lost(self._program.replicas, self._runner.leaving))
 
     def lose(self, replica: int) -> None:
         """Go on without a replica."""
@@ -368,9 +367,9 @@ class Run:
 
     async def _join(self, replica: int) -> None:
         """Have a replica take part again whose node is back, or, should that be lost again, leave it for later."""
-        task = self._program.replicas[replica]
+        task, able = self._program.replicas[replica], self._deviceless.able
         try:
-            while replica in self._lost and task not in self._runner.lost and not self._supply.over:
+            while able(self._lost & {replica}) and task not in self._runner.lost and not self._supply.over:
                 try:
                     await self._begin_again(replica)
                 except RemoteError as error:
@@ -398,6 +397,7 @@ class Run:
             await self._command(task, again)
         finally:
             self._incarnations[replica] = incarnation  # not before: what is said of a loss is of the one before
+            early = self._early.pop(replica, None)
             self._counted = False  # server 0, which has it begin anew, is to be told again how many batches it has
         if self._runner.losses.get(task, 0) > losses:
             raise NodeLost(f"{task} was lost again")
@@ -406,6 +406,8 @@ class Run:
         self._supply.join(replica, given * self._each)
         self._trainer.tally.join(replica)
         self._fill()
+        if early is not None:
+            self.hear(self._program.servers[0], early)
 
     async def _other_nodes(self) -> None:
         """Wait until other nodes are lost; raises `NodeLost` where servers are, and why this is to end, if it is."""

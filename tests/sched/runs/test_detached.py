@@ -18,9 +18,10 @@ from process_world import running
 
 import flowrt as fr
 from flowrt.base.device import CLIENT
-from flowrt.sched.drivers.messages import Draw, Report
+from flowrt.sched.drivers.messages import BeginReplica, Draw, Gone, Lost, Report
 from flowrt.sched.server import detached
 from flowrt.sched.server.detached import Detached, DetachedTerms, Kept
+from flowrt.train.detached import DetachedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -334,6 +335,42 @@ async def test_a_detached_run_goes_on_without_a_replica_that_dies_and_who_attach
             assert len(used) == len(set(used))
             assert len(set(range(max(used))).difference(used)) <= 2 * DEPTH
             assert await trainer.stop(session)
+
+
+async def test_a_replica_that_server_0_takes_for_lost_before_it_has_begun_again_is_begun_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the server's own link to a node that was killed breaks late, and the node that follows it is there."""
+    told, said, begin = asyncio.Event(), [], DetachedRun._command
+
+    async def begin_late(run: Any, task: str, message: Any) -> None:
+        if isinstance(message, BeginReplica) and message.incarnation:
+            said.append(message.incarnation)
+            if message.incarnation == 1:
+                run._post(0, Lost(message.run, 1, 1))
+                await told.wait()
+        await begin(run, task, message)
+
+    def hear(run: Any, peer: str, message: Any) -> None:
+        told.set() if isinstance(message, Gone) and message.incarnation == 1 else None
+        heard(run, peer, message)
+
+    heard = DetachedRun.hear
+    monkeypatch.setattr(DetachedRun, "_command", begin_late)
+    monkeypatch.setattr(DetachedRun, "hear", hear)
+    graph, trainer = built(servers=1)
+    async with (
+        fr.LocalCluster(ps=1, worker=2, imports=IMPORTS) as cluster,
+        fr.Session(graph, cluster=cluster, name="job") as session,
+    ):
+        await trained(session, trainer, 10**6, 3)
+        cluster.processes["/job:worker/task:1"].kill()
+        await cluster.respawn("/job:worker/task:1")
+        async for report in trainer.steps(session, source(10**6), detached=True):
+            if said and 1 in (*report.kept, *report.late):
+                break
+        assert said[:2] == [1, 2]
+        assert await trainer.stop(session)
 
 
 @pytest.mark.timeout(60)
