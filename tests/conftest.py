@@ -126,6 +126,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+    """Nor through what files before theirs have left, compilers' objects above all: some tests did little else."""
+    answer = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return answer
+
+
 def _is_settled(item: pytest.Item) -> bool:
     return SHARED_OUT and item.get_closest_marker("settled") is not None
 
