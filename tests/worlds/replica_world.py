@@ -82,14 +82,15 @@ class Values:
     def ask(self, number: int, method: str, *arguments: Any) -> tuple[int, Any]:
         """Call ``method`` of a value; its answer, with the value that follows as a number."""
         key = (number, method, arguments)
-        if key not in self.answers:
+        found = self.answers.get(key)
+        if found is None:
             try:
                 answer = getattr(self.values[number], method)(*arguments)
             except (InternalError, GraphError) as error:
                 raise Violation(f"{method}{arguments}: {error}") from error
             value, extra = answer if isinstance(answer, tuple) else (answer, None)
-            self.answers[key] = (self.number(value), extra)
-        return self.answers[key]
+            found = self.answers[key] = (self.number(value), extra)
+        return found
 
     def renumbered(self, number: int, order: tuple[int, ...], servers: tuple[int, ...]) -> int:
         key = (number, order, servers)
