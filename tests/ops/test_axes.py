@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 
 import flowrt as fr
+from flowrt.kernels.ops.reduce import form_over
 
 CASES = [  # a shape, and the axes that are reduced
     ((2, 3, 2, 3, 2, 3), (0, 2, 4)),
@@ -70,3 +72,21 @@ def test_a_layer_may_be_normalised_along_them() -> None:
     want = [middle, spread, 2 / count + 2 * spread * 2 * (wide - middle) / count + np.zeros_like(wide)]
     for mine, judge in zip(got, want, strict=True):
         np.testing.assert_allclose(mine, judge, rtol=1e-4, atol=1e-5)
+
+
+NOTHING = [(0, 64, 32), (64, 0, 32), (0, 7, 3), (2, 0, 16, 5), (0, 16, 1, 5), (3, 0, 0, 2), (4, 0, 16, 2, 3), (0, 40)]
+
+
+@pytest.mark.parametrize("shape", NOTHING, ids=str)
+def test_what_is_reduced_over_no_entries_is_what_none_come_to(shape: tuple[int, ...]) -> None:
+    """Short rows of which there are none beside axes in between were left as memory was, and written beyond its end."""
+    x = np.zeros(shape)
+    for count in range(1, len(shape) + 1):
+        for axes in combinations(range(len(shape)), count):
+            found = form_over(shape, axes)
+            assert not (found.last and found.sizes[1] == 0)
+            used = [np.full((64, 64), np.nan) for _ in range(4)]
+            del used  # what is given out next is full of them
+            np.testing.assert_array_equal(fr.sum(x, axis=axes), np.sum(x, axes))
+            np.testing.assert_array_equal(fr.prod(x, axis=axes), np.prod(x, axes))
+            np.testing.assert_array_equal(fr.all(x > 0, axis=axes), np.all(x > 0, axes))

@@ -70,6 +70,7 @@ TESTS = {
     "sched/ahead": ("test_credit",),
     "sched/demand": ("test_credit",),
     "sched/replica/local": ("test_local_rounds",),
+    "sched/host/snapshots": ("test_snapshots",),
     "sched/host/variables": ("test_variables", "test_lending"),
     "net/wire/frames": ("test_frames",),
     "net/master/liveness": ("test_liveness",),

@@ -66,6 +66,8 @@ def form_over(shape: tuple[int, ...], axes: tuple[int, ...]) -> Reduced:
             return _in_order((sizes[0], 1, 1, 1, sizes[1]), True)
         case 3:
             return _in_order((sizes[0], 1, 1, sizes[1], sizes[2]), False)
+        case 4 if sizes[1] == 0:  # nothing at all is as well reduced in rows of nothing
+            return _in_order((sizes[0] * sizes[2], 1, 1, 1, 0), True)
         case 4:
             return _in_order((sizes[0], sizes[1], sizes[2], 1, sizes[3]), True)
         case 5:
