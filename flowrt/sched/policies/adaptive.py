@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,9 +56,48 @@ class History:
         scale = self.noise.believed(float(self.arrivals.replicas))
         return replace(self, scale=scale, rate=self.caps.rate(scale))
 
+    def learn(self, record: Record, least: int) -> History:
+        """What is known after a version, where versions keep ``least`` updates at least."""
+        missing = [replica for replica, _ in record.missing]
+        came, seconds = _split(record.offers)
+        noise = self.noise.learn([offer.square for offer in record.offers], record.square)
+        now = replace(self, noise=noise).weighed()
+        gained = float(now.worth(len(came)))
+        lost = max(0.0, now.rate * record.seconds - gained) if self.tries else 0.0
+        spare = min(self.spare - lost + BUDGET * gained, 0.2)
+        since = 1 if self.tries else self.since + 1
+        known = History(
+            versions=self.versions + 1,
+            arrivals=self.arrivals.learn(came, seconds, missing, record.closed),
+            noise=noise,
+            caps=self.caps.learn(seconds, len(missing), record.closed, record.seconds),
+            spare=spare,
+            since=since,
+            tries=spare >= 0 and since >= APART,
+        ).weighed()
+        if self.cap is None and not self.tries:
+            known = replace(known, caps=known.caps.judge(seconds, record.closed, known.scale, known.rate))
+        return replace(known, cap=known.caps.best(least) if known.versions % APART else None)
+
     def worth(self, updates: Any) -> Any:
         """What a step with so many ``updates`` is worth."""
         return worth_of(updates, self.scale)
+
+
+class Lesson:
+    """A version that was applied, and what was known before it.
+
+    What follows is worked out when the next decision asks for it: until then all replicas wait to be told the new
+    values, from then on they compute.
+    """
+
+    def __init__(self, before: History, record: Record, least: int) -> None:
+        self._before, self._record, self._least = before, record, least
+
+    @cached_property
+    def history(self) -> History:
+        """With that version."""
+        return self._before.learn(self._record, self._least)
 
 
 @valueclass
@@ -81,7 +121,7 @@ class Adaptive(Policy):
 
     at_least: int = 1
     _ready: bool = field(default=False, init=False, repr=False, compare=False)
-    _history: History | None = field(default=None, init=False, repr=False, compare=False)
+    _lesson: Lesson | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_at_least(f"{user_site()}: Adaptive(at_least={self.at_least!r})", self.at_least)
@@ -103,13 +143,14 @@ class Adaptive(Policy):
             return WaitUntil(offers=self.at_least)
         if not able:
             return _close(offers, "nobody else can come")
-        if self._history is None:
+        if self._lesson is None:
             return _decide_first(offers, able, now)
-        if self._history.tries:
-            return _try_out(self._history, offers, able, now)
-        if self._history.cap is None:
-            return _decide(self._history, offers, able, now)
-        return _decide_up_to(self._history.cap, self._history, offers, able, now)
+        history = self._lesson.history
+        if history.tries:
+            return _try_out(history, offers, able, now)
+        if history.cap is None:
+            return _decide(history, offers, able, now)
+        return _decide_up_to(history.cap, history, offers, able, now)
 
     # ── after it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -117,28 +158,8 @@ class Adaptive(Policy):
         """The policy that knows of that version, too; but of the first one, in which nodes still got ready, nothing."""
         if not self._ready:
             return replace(self, _ready=True)
-        history = self._history or _start(record)
-        missing = [replica for replica, _ in record.missing]
-        came, seconds = _split(record.offers)
-        noise = history.noise.learn([offer.square for offer in record.offers], record.square)
-        history = replace(history, noise=noise).weighed()
-        gained = float(history.worth(len(record.kept)))
-        lost = max(0.0, history.rate * record.seconds - gained) if history.tries else 0.0
-        spare = min(history.spare - lost + BUDGET * gained, 0.2)
-        since = 1 if history.tries else history.since + 1
-        known = History(
-            versions=history.versions + 1,
-            arrivals=history.arrivals.learn(came, seconds, missing, record.closed),
-            noise=noise,
-            caps=history.caps.learn(seconds, len(missing), record.closed, record.seconds),
-            spare=spare,
-            since=since,
-            tries=spare >= 0 and since >= APART,
-        ).weighed()
-        if history.cap is None and not history.tries:
-            known = replace(known, caps=known.caps.judge(seconds, record.closed, known.scale, known.rate))
-        cap = known.caps.best(self.at_least) if known.versions % APART else None
-        return replace(self, _history=replace(known, cap=cap))
+        before = self._lesson.history if self._lesson else _start(record)
+        return replace(self, _lesson=Lesson(before, record, self.at_least))
 
 
 def _decide_first(offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:

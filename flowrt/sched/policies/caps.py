@@ -71,10 +71,10 @@ class Caps:
         """
         fade = min(KEEP, 1 - 2 / (self.versions + 3))  # the first versions, of which little was known, soon
         size = max(len(self.kept), len(came) + able + 1)
-        kept, spent = fade * np.pad(self.kept, (0, size - len(self.kept))), fade * self._padded(self.seconds, size)
+        kept, spent = fade * _padded(self.kept, size, 0.0), fade * _padded(self.seconds, size)
         kept[len(came)] += 1
         spent += _capped(came, closed, seconds, size)
-        return Caps(self.versions + 1, kept, spent, self._padded(self.ahead, size), self._padded(self.spread, size))
+        return Caps(self.versions + 1, kept, spent, _padded(self.ahead, size), _padded(self.spread, size))
 
     def judge(self, came: Sequence[float], closed: float, scale: float, rate: float) -> Caps:
         """After that version, if what is believed of times decided it alone, with a second worth ``rate``."""
@@ -85,10 +85,11 @@ class Caps:
         ahead, spread = TRUST * self.ahead + won, TRUST**2 * self.spread + won**2
         return Caps(self.versions, self.kept, self.seconds, ahead, spread)
 
-    @staticmethod
-    def _padded(values: Array, size: int) -> Array:
-        """Who was not there could not have been waited for: more of them would have changed nothing."""
-        return np.pad(values, (0, size - len(values)), mode="edge")
+
+def _padded(values: Array, size: int, more: float | None = None) -> Array:
+    """So many values: ``more`` of one, else of the last one, as waiting for who was not there changed nothing."""
+    missing = size - len(values)
+    return np.append(values, [values[-1] if more is None else more] * missing) if missing else values
 
 
 def _capped(came: Sequence[float], closed: float, seconds: float, size: int) -> Array:
