@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
+import statistics
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
@@ -217,3 +219,19 @@ def test_whatever_was_measured_who_is_silent_is_lost_within_minutes() -> None:
         liveness, _ = follow(beats(rng, lambda rng: min(rng.expovariate(0.2), 25.0)), 500)
         assert liveness.standing(A) is not GONE
         assert silence(liveness, 530)[1] <= (LOST * MOST + 1) * BEAT
+
+
+def test_patience_follows_from_the_silences_there_were_as_if_eight_had_been_on_time() -> None:
+    liveness, silences, now = Liveness(BEAT, 0.0), [BEAT] * 8, 0.0
+    liveness.joined("a", now)
+    for beats in [1, 3, 1, 1, 2, 3, 1, 2] * 6:  # between two signs of life
+        for beat in range(1, beats + 1):
+            now += BEAT
+            if beat == beats:
+                liveness.heard("a", now)
+            assert not liveness.look(now)
+        silences.append(beats * BEAT)
+        mean, deviation = statistics.fmean(silences), statistics.pstdev(silences)
+        suspicious = mean + (5.0 * math.log(10) - 1) * deviation  # of a least silence and an exponential tail
+        assert liveness.patience("a") == pytest.approx(min(max(suspicious, 4 * BEAT), 20 * BEAT))
+    assert 4 * BEAT < suspicious < 20 * BEAT
