@@ -83,9 +83,13 @@ def place(
 
 
 def _asks_for_nothing(graph: Graph) -> bool:
-    """Whether no node, variable or queue of ``graph`` is asked to be anywhere."""
-    anywhere = all(node.device is ANYWHERE for node in graph.nodes)
-    return anywhere and all(resource.device is ANYWHERE for resource in graph.resources.values())
+    """Whether no node, variable or queue is asked to be anywhere: found once for all steps, as `_ties` are."""
+    known = graph.derived if graph.finalized else {}
+    if "asks for nothing" not in known:
+        anywhere = all(node.device is ANYWHERE for node in graph.nodes)
+        known["asks for nothing"] = anywhere and all(r.device is ANYWHERE for r in graph.resources.values())
+    found: bool = known["asks for nothing"]
+    return found
 
 
 # ── what must be together ────────────────────────────────────────────────────────────────────────────────────────────
