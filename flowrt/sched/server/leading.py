@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PIECE = 1 << 20  # bytes of a variable that are told at once
 WINDOW = 8 << 20  # bytes on their way
 LEAST_KEPT = 64 << 20  # bytes of updates that are kept in any case
+NEAR = 1  # versions that it may be behind in any case
 NOTHING: frozenset[Any] = frozenset()
 
 
@@ -43,6 +44,9 @@ class Leader:
         self._had = self._sent = 0  # items
         self._kept, self._most = 0, LEAST_KEPT  # bytes of updates
         self._way_bytes: deque[int] = deque()  # of items on their way
+        self.changed: Callable[[], None] = lambda: None  # is called as it may lag no more
+        self._excused = False  # it does nothing at present
+        self._allowed = 0.0  # versions that it may have to catch up, once it was told what the variables were
 
     # ── what the server does ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -80,6 +84,25 @@ class Leader:
         self._updates.clear()
         if not self.begun.done():
             self.begun.set_result(False)
+        self.changed()
+
+    @property
+    def lags(self) -> bool:
+        """Whether the next version is to wait for it: see `led`."""
+        if self.over or self._excused:
+            return False
+        if self._had < len(self._pieces):
+            return self._kept > LEAST_KEPT / 2
+        return self._behind > max(NEAR, self._allowed)
+
+    def excuse(self) -> None:
+        """It is not to be waited for until it does something."""
+        self._excused = True
+
+    @property
+    def _behind(self) -> int:
+        """Versions that it has not applied."""
+        return self._applied - max(0, self._had - len(self._pieces))
 
     # ── what who follows says ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -89,7 +112,10 @@ class Leader:
             self._forget(self._had)
             self._way_bytes.popleft()
             self._had += 1
+            self._allowed = self._behind if self._had <= len(self._pieces) else self._allowed - 0.5
+            self._excused = False
         self._pump()
+        self.changed()
 
     def broken(self) -> None:
         """Tell again what may not have come."""

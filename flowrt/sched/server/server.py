@@ -41,6 +41,7 @@ from flowrt.sched.drivers.way import Way, bundled, unbundled
 from flowrt.sched.server.combining import Combiner
 from flowrt.sched.server.coordination import Coordination
 from flowrt.sched.server.gathering import Gathering
+from flowrt.sched.server.led import Led
 from flowrt.sched.server.standing_in import left_with_orders, report_of
 from flowrt.sched.server.undriven import Undriven
 from flowrt.sched.versions.opening import Left
@@ -105,7 +106,7 @@ class Server:
         self._gathering = None if gather is None else Gathering(role, gather, way, self._fail, self._obey_waiting)
         self._waiting: ApplyOrder | None = None  # for rows to be taken first
         self._orders: deque[ApplyOrder] = deque(maxlen=REMEMBERED)  # that were heard, should server 0 be lost
-        self._leaders: list[Leader] = []  # of who is to hold what this does
+        self._led = Led()  # who are to hold what this does
         self._combiner = (
             Combiner(role.combined, len(role.replicas), way, role.counted if role.measures else 0)
             if role.combined
@@ -212,22 +213,16 @@ class Server:
 
     def lead(self, leader: Leader) -> None:
         """Have somebody told what this holds, and how it moves, from the version on at which that is to begin."""
-        self._leaders = [other for other in self._leaders if not other.over]
-        self._leaders.append(leader)
+        self._led.add(leader)
         if self.over or self.version > leader.asked.version:
             leader.close()
         elif self.rests:
             leader.reach(self.version)
 
     def close(self, whole: bool) -> None:
-        """Tell nobody anything any more, and forget the updates, if they are not wanted to make all servers whole.
-
-        Who is led already hears of what is applied yet.
-        """
+        """Tell nobody anything any more, and forget the updates, if they are not wanted to make all servers whole."""
         self.over = True
-        for leader in self._leaders:
-            if not leader.begun.done():
-                leader.close()
+        self._led.close()
         if self.coordination is not None:
             self.coordination.close()
         self._told = [_Told() for _ in self._told]
@@ -360,9 +355,7 @@ class Server:
 
         def applied(_: Sequence[Array]) -> None:
             self._shard = self._shard.applied(version)
-            for leader in self._leaders:
-                leader.moved(version, updates, lasting)
-            self._say_applied(version)
+            self._led.moved(version, updates, lasting, lambda: self._say_applied(version))
 
         def failed(error: BaseException) -> None:
             self.broke = True

@@ -15,9 +15,10 @@ from flowrt.sched.drivers.following import Follow, Had, Lead, Passed
 from flowrt.sched.drivers.tasks import Tasks
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.variables import Variables
-from flowrt.sched.server import follower, leading
+from flowrt.sched.server import follower, leading, led
 from flowrt.sched.server.follower import Follower
 from flowrt.sched.server.leading import Leader
+from flowrt.sched.server.led import Led
 
 if TYPE_CHECKING:
     import pytest
@@ -84,11 +85,16 @@ class World:
         await self.follower.ready()
         self.leader.reach(3)
 
-    def step(self) -> None:
-        update = np.full(5, 10.0**-self.version, np.float32)
+    def step(self, led: Led | None = None) -> bool:
+        """A version is applied; answers whether that was said, where it may have to wait."""
+        update, said = np.full(5, 10.0**-self.version, np.float32), [led is None]
         self.ahead.move(self.version + 1, update)
-        self.leader.moved(self.version, [[np.zeros(2), update]], True)
+        if led is None:
+            self.leader.moved(self.version, [[np.zeros(2), update]], True)
+        else:
+            led.moved(self.version, [[np.zeros(2), update]], True, lambda: said.append(True))
         self.version += 1
+        return said[-1]
 
     def exchange(self) -> None:
         """All that is on its way comes."""
@@ -194,3 +200,79 @@ async def test_nobody_leads_from_a_version_that_is_over_or_while_others_write() 
     assert written.ahead.variables.try_hold(frozenset(), frozenset([W]))
     written.leader.reach(3)
     assert not written.leader.begun.result()
+
+
+async def test_versions_are_made_at_half_the_pace_of_who_catches_up_until_it_has() -> None:
+    world, those = World(), Led()
+    those.add(world.leader)
+    await world.begin()
+    assert all(world.step(those) for _ in range(8))  # while the variables are told nobody waits
+    world.leader.had(1)  # one piece for each of the two
+    world.leader.had(2)
+    made = 0
+    for had in range(3, 40):
+        while world.leader._behind <= max(1, world.leader._allowed):
+            waits = not world.step(those)
+            made += 1
+            assert waits == world.leader.lags
+        world.leader.had(had)
+        if world.leader._behind <= 1:
+            break
+    assert (had, made) == (16, 7)
+    those.close()
+
+
+async def test_an_applied_version_is_said_once_who_waits_for_it_has_caught_up_or_is_gone() -> None:
+    world, those = World(), Led()
+    those.add(world.leader)
+    await world.begin()
+    world.exchange()
+    said: list[int] = []
+
+    def move() -> None:
+        update = np.zeros(5, np.float32)
+        those.moved(3 + len(world.leader._updates), [[np.zeros(2), update]], True, lambda: said.append(len(said)))
+
+    move()
+    move()
+    assert said == [0]
+    world.leader.had(3)
+    assert said == [0, 1]
+    move()
+    assert said == [0, 1]
+    world.leader.close()
+    assert said == [0, 1, 2]
+    move()
+    assert said == [0, 1, 2, 3]
+    those.close()
+
+
+async def test_who_does_nothing_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(led, "PATIENCE", 0.0)
+    world, those, said = World(), Led(), asyncio.Event()
+    those.add(world.leader)
+    await world.begin()
+    world.exchange()
+    world.step(those)
+    those.moved(4, [[np.zeros(2), np.zeros(5, np.float32)]], True, said.set)
+    assert not said.is_set()
+    async with asyncio.timeout(10):
+        await said.wait()
+    assert all(world.step(those) for _ in range(5))
+    world.leader.had(3)
+    assert not world.step(those)
+    those.close()
+
+
+async def test_too_many_bytes_of_updates_wait_for_no_more_while_the_variables_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leading, "LEAST_KEPT", 60)
+    world, those = World(), Led()
+    those.add(world.leader)
+    await world.begin()
+    assert [world.step(those), world.step(those)] == [True, False]
+    assert not world.leader.over
+    world.exchange()
+    assert not world.leader.lags
+    those.close()
