@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import NodeLost
-from flowrt.sched.drivers.messages import Gone, Lost
+from flowrt.sched.drivers.messages import Gone, Lost, Probe
 from flowrt.sched.server.coordination import Coordination
 from flowrt.sched.server.detached import Detached
 from flowrt.sched.server.reporting import OUTCOMES
@@ -103,6 +103,8 @@ class Undriven(Coordination):
         for replica, task in enumerate(self._role.replicas):
             if task == peer and self._value.alive[replica]:
                 self._detached.arrived(replica)
+        if peer in self._role.servers[1:]:
+            self._way.post(peer, Probe(self._role.run, -1))  # only who posts to one that is gone learns that
         if peer == CLIENT:
             self._detached.tell_again()
             for replica in self._lost:

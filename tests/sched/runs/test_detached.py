@@ -18,9 +18,11 @@ from process_world import running
 
 import flowrt as fr
 from flowrt.base.device import CLIENT
-from flowrt.sched.drivers.messages import BeginReplica, Draw, Gone, Lost, Report
+from flowrt.sched.drivers.messages import BeginReplica, Draw, Gone, Lost, Probe, Report
+from flowrt.sched.policies import policy_to_data
 from flowrt.sched.server import detached
 from flowrt.sched.server.detached import Detached, DetachedTerms, Kept
+from flowrt.sched.server.undriven import Undriven
 from flowrt.train.detached import DetachedRun
 
 if TYPE_CHECKING:
@@ -159,6 +161,28 @@ def test_batches_that_came_late_are_used_again_where_that_is_wanted() -> None:
         assert world.made.spend(0, 1, again=True) == (0,)
         assert world.made.hand_out() == ((2, 1) if requeues else (1, 1))
         assert world.told() == [("a", 1, (0,)), *([("a", 2, (0,))] if requeues else [])]
+
+
+# ── who is gone ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_server_is_said_something_where_the_way_to_it_broke_as_only_who_posts_learns_that_it_is_gone() -> None:
+    posted: list[tuple[str, Any]] = []
+    role: Any = SimpleNamespace(
+        run=7,
+        version=3,
+        servers=("p", "q"),
+        replicas=("a", "b"),
+        policy=policy_to_data(fr.train.FirstOf(1)),
+        floor=0,
+        staleness=0,
+        keeps=False,
+        detached=tuple(DetachedTerms("job", 2, 1, 0, -1)),
+    )
+    way: Any = SimpleNamespace(post=lambda peer, message: posted.append((peer, message)), clock=lambda: 0.0)
+    nothing: Any = None
+    Undriven(role, way, nothing, nothing, nothing, lambda: True).broken("q")
+    assert posted == [("q", Probe(7, -1))]
 
 
 # ── on processes ─────────────────────────────────────────────────────────────────────────────────────────────────────
