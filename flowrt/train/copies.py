@@ -343,17 +343,23 @@ class Copies:
                 self.doubtful = True  # the other one is lost, or was not reached: it is made equal before the next run
 
     async def _copy(self, variables: Mapping[Name, tuple[Spec, str]], task: str, other: str) -> None:
-        """Copy variables from one task to another, from node to node."""
+        """Copy variables from one task to another, from node to node; those that tell the version last.
+
+        So that who looks at what a copy left that was cut off finds a task that has no version yet.
+        """
         runner, session = self._runner, self._session
-        registered = await runner.register(Compiled(_copying(variables, task, other), Client("", (), ())))
+        steps = frozenset(name for names in self._holders.steps.values() for name in names)
+        ordered = dict(sorted(variables.items(), key=lambda item: item[0][1] in steps))
+        copying = _copying(ordered, sum(name not in steps for _, name in ordered), task, other)
+        registered = await runner.register(Compiled(copying, Client("", (), ())))
         try:
             await runner.run(registered, [], number=session._numbers.aside(), seed=0)
         finally:
             await runner.unregister(registered)
 
 
-def _copying(variables: Mapping[Name, tuple[Spec, str]], task: str, other: str) -> dict[str, Plan]:
-    """Plans that send variables from one task, and make them those of another."""
+def _copying(variables: Mapping[Name, tuple[Spec, str]], first: int, task: str, other: str) -> dict[str, Plan]:
+    """Plans that send variables from one task, and make them those of another: so many ``first``, then the others."""
     sends: list[PlanNode] = []
     takes: list[PlanNode] = []
     for edge, ((container, name), (spec, device)) in enumerate(variables.items()):
@@ -362,7 +368,8 @@ def _copying(variables: Mapping[Name, tuple[Spec, str]], task: str, other: str) 
         read = PlanNode("read_variable", f"{name}/copied", (), (spec,), {**held, "fresh": False}, (), device)
         sends += [read, PlanNode("send", f"{name}/sent", (edge,), (), {"edge": edge, "peer": other})]
         takes.append(PlanNode("recv", f"{name}/came", (), (spec,), {"edge": edge, "peer": task, **kind}))
-        takes.append(PlanNode("assign", f"{name}/copy", (edge,), (), held, (), device))
+        before = tuple(range(1, 2 * first, 2)) if edge >= first else ()
+        takes.append(PlanNode("assign", f"{name}/copy", (edge,), (), held, before, device))
     return {task: Plan(task, tuple(sends)), other: Plan(other, tuple(takes))}
 
 

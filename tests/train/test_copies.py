@@ -17,6 +17,7 @@ import flowrt as fr
 from flowrt.sched.drivers.inquiries import Hash
 from flowrt.train import copies as copies_module
 from flowrt.train import following, holding
+from flowrt.train.copies import _copying
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -393,3 +394,13 @@ async def test_two_servers_on_one_task_are_no_copies_of_each_other() -> None:
     async with fr.Session(graph) as session:
         with pytest.raises(fr.GraphError, match=r"all its servers are on .*two tasks"):
             await anext(trainer.steps(session, batches()))
+
+
+def test_the_version_is_copied_once_all_else_is() -> None:
+    """Else a copy that is cut off, as its client dies, looks whole to the next client."""
+    step, spec = ("", "trainer/step"), fr.Spec("float64", (3,))
+    variables = {("", "v"): (spec, "cpu:0"), ("", "w"): (spec, "cpu:0"), step: (fr.Spec("int64", ()), "cpu:0")}
+    takes = _copying(variables, 2, "a", "b")["b"].nodes
+    assigned = [node for node in takes if node.op == "assign"]
+    assert [node.attrs["resource"] for node in assigned] == ["v", "w", "trainer/step"]
+    assert [[takes[before] for before in node.control] for node in assigned] == [[], [], assigned[:2]]
