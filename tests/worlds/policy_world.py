@@ -22,6 +22,7 @@ from flowrt.sched.policies import (
     Record,
     WaitUntil,
 )
+from flowrt.sched.policies.adaptive import Lesson
 
 
 @dataclass(frozen=True)
@@ -74,21 +75,22 @@ class TellingApart(Adaptive):
         return known._told_apart()
 
     def _told_apart(self) -> TellingApart:
-        if self._history is None:
+        if self._lesson is None:
             return self
-        digest = blake2b(digest_size=16)
-        known = self._history.arrivals
+        digest, history = blake2b(digest_size=16), self._lesson.history
+        known = history.arrivals
         parts = (part for reading in known.readings for part in (replace(reading, spread=None), reading.spread))
-        for value in (replace(self._history, arrivals=None), replace(known, readings=()), *parts):
+        rest = replace(history, arrivals=None, caps=None)
+        for value in (rest, history.caps, replace(known, readings=()), *parts):
             for fact in (getattr(value, part.name) for part in fields(value)):
                 digest.update(fact.tobytes() if isinstance(fact, np.ndarray) else repr(fact).encode())
         return replace(self, seen=digest.digest())
 
     def renamed(self, order: tuple[int, ...]) -> TellingApart:
         """The same where replicas have other numbers."""
-        if self._history is None:
+        if self._lesson is None:
             return self
-        known, rows = self._history.arrivals.of(len(order)), list(order)
+        known, rows = self._lesson.history.arrivals.of(len(order)), list(order)
         assert not known.fresh, "versions that are yet to be looked at name replicas, too"
         known = replace(
             known,
@@ -98,7 +100,9 @@ class TellingApart(Adaptive):
                 replace(reading, usual=reading.usual[rows], alive=reading.alive[rows]) for reading in known.readings
             ),
         )
-        return replace(self, _history=replace(self._history, arrivals=known))._told_apart()
+        lesson = object.__new__(Lesson)
+        lesson.history = replace(self._lesson.history, arrivals=known)  # in the place of what is worked out once
+        return replace(self, _lesson=lesson)._told_apart()
 
 
 @dataclass(frozen=True)
