@@ -376,7 +376,8 @@ async def test_a_replica_that_server_0_takes_for_lost_before_it_has_begun_again_
         await begin(run, task, message)
 
     def hear(run: Any, peer: str, message: Any) -> None:
-        told.set() if isinstance(message, Gone) and message.incarnation == 1 else None
+        if isinstance(message, Gone) and message.incarnation == 1:
+            told.set()
         heard(run, peer, message)
 
     heard = DetachedRun.hear
