@@ -26,6 +26,7 @@ FOR_ALL = 2.0  # as `NAMED`, of a part that is slow for all
 MOST = 0.6  # of a step, by which a part that is always slow is told
 LEAST = 4e-3  # seconds of excess: what comes and goes with the turns that a busy system gives its processes
 LEAST_FOR_ALL = 1e-2  # as `LEAST`: a system that is busy with other things delays all
+SHARE = 0.05  # of a step as it is now: less makes none longer, while another replica is waited for
 VARIES = 4.0  # standard deviations of excess, as the past tells them
 FLOORS = {
     "input": 0.01,
@@ -152,7 +153,8 @@ def _each(recent: Medians, past: Medians, noise: Medians, named: Collection[int 
     known = np.where(np.isnan(now), past.parts, now)
     changed = np.where(np.isnan(now), 0.0, now - past.parts)
     apart = np.fmax(now - np.fmin.reduce(known, 0), now - past.parts)  # from the quickest, and from the past
-    candidates = np.nonzero((apart >= LEAST).any(1))[0].tolist()
+    least = max(LEAST, SHARE * _number(recent.step))
+    candidates = np.nonzero((apart >= least).any(1))[0].tolist()
     if not candidates:
         return []
     varies = np.nan_to_num(_median(noise.parts, 0))
@@ -169,7 +171,7 @@ def _each(recent: Medians, past: Medians, noise: Medians, named: Collection[int 
         cause = int(np.nanargmax(excess))
         more = float(excess[cause])
         factor = 1 + more / rounds if rounds > 0 else math.inf
-        if more >= max(LEAST, VARIES * varies[cause]) and factor >= (FORGIVEN if replica in named else NAMED):
+        if more >= max(least, VARIES * varies[cause]) and factor >= (FORGIVEN if replica in named else NAMED):
             seconds = float(now[replica, cause])
             found.append(Slow(replica, CAUSES[cause], factor, replicas > 1, seconds, seconds - more))
     return found

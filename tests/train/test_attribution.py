@@ -109,6 +109,13 @@ def test_what_holds_one_replica_up_is_nothing_beside_a_server_that_holds_all_up_
     assert named(found) == {(None, "server")}
 
 
+def test_what_holds_one_replica_up_is_nothing_beside_another_that_is_waited_for_far_longer() -> None:
+    steps = {1: Step(pull=0.2, compute=0.0005), 2: Step(pull=0.006, compute=0.0005)}
+    quick = Step(compute=0.0005)
+    assert named(Training().go(5.0, lambda replica: steps.get(replica, quick))) == {(1, "link")}
+    assert named(Training(take=3).go(5.0, lambda replica: steps.get(replica, quick))) == {(1, "link"), (2, "link")}
+
+
 def test_a_source_that_holds_the_client_is_input_that_is_slow_for_all() -> None:
     training = Training()
     training.go(5.0)
