@@ -29,7 +29,8 @@ class Links:
     """The links of ``task`` to others while the block runs.
 
     ``broken`` is told of a peer whose posts may be lost, and of the link that broke, if one was opened; ``gone`` of one
-    that is not there any more: its host refuses, or another process has its place, or it was `GIVEN_UP`.
+    that is not there any more, at an address: its host refuses, or another process has its place, or it was `GIVEN_UP`.
+    It is told the birth of the process, too: empty where that is whichever was there.
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class Links:
         token: str,
         store: LinkStore,
         broken: Callable[[str, TensorLink | None], None],
-        gone: Callable[[str], None] = lambda peer: None,
+        gone: Callable[[str, Address, str], None] = lambda peer, address, birth: None,
     ) -> None:
         self._task = task
         self._token = token
         self._store = store
         self._broken = broken
         self._gone = gone
-        self._births: dict[Address, str] = {}  # which process was met there
+        self._met: dict[str, tuple[Address, str]] = {}  # by peer: where it was met last, and the birth of that process
         self._since: dict[Address, float] = {}  # when the tries to reach it began, of those that cannot be
         self._links: dict[Address, TensorLink] = {}
         self._opening: dict[Address, asyncio.Lock] = {}
@@ -111,7 +112,7 @@ class Links:
             pause = self._pauses[address] = min(2 * self._pauses.get(address, RETRY / 2), SELDOM)
             now = asyncio.get_running_loop().time()
             if is_refused(error) or now - self._since.setdefault(address, now) > GIVEN_UP:
-                self._gone(peer)
+                self._gone(peer, address, self._forget(peer, address))
             await asyncio.sleep(pause)
             self._posted.pop(address, None)
             self._tell_broken(peer)
@@ -140,12 +141,20 @@ class Links:
         if not isinstance(met, Serve) or met.task != peer or self._closed:
             await connection.aclose()
             raise LinkBroken(f"{connection.peer} is not {peer}")
-        if self._births.setdefault(address, met.birth) != met.birth:
-            self._births[address] = met.birth
-            self._gone(peer)
+        (_, before), self._met[peer] = self._met.get(peer, (address, met.birth)), (address, met.birth)
+        if before != met.birth:
+            self._gone(peer, address, before)
         link = TensorLink(connection, peer, self._store)
         self._tasks.create_task(self._run(link, address))
         return link
+
+    def _forget(self, peer: str, address: Address) -> str:
+        """The birth of who was met at an address last; empty where that is told already, or was elsewhere."""
+        where, birth = self._met.get(peer, (address, ""))
+        if where != address:
+            return ""
+        self._met.pop(peer, None)
+        return birth
 
     async def _run(self, link: TensorLink, address: Address) -> None:
         try:

@@ -40,8 +40,8 @@ class Peer:
     ) -> None:
         self.task = task
         self.joined = joined  # as its node knew when it was met
-        self.local = met.host, met.way
-        self.imports = dict(met.imports)
+        self.local = met.host, met.way  # the host that it is on, and the best way to talk to it there
+        self.imports, self.birth = dict(met.imports), met.birth
         self.place = place
         self.address = f"{place[0]}:{place[1]}"
         self.devices = [Device.parse(f"{task}/device:{name}") for name in met.devices]

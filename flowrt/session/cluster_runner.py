@@ -77,6 +77,10 @@ class ClusterRunner:
     def losses(self) -> Mapping[str, int]:
         return self._master.losses
 
+    @property
+    def births(self) -> Mapping[str, str]:
+        return self._master.births
+
     def why_lost(self, task: str) -> FlowrtError:
         return self._master.why_lost(task)
 

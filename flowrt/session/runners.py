@@ -88,6 +88,10 @@ class Runner(Protocol):
     def losses(self) -> Mapping[str, int]:
         """How often tasks were lost so far: what each had before that is gone."""
 
+    @property
+    def births(self) -> Mapping[str, str]:
+        """Which process each task is that was met, by a name that no other has."""
+
     def why_lost(self, task: str) -> FlowrtError:
         """Why a task that is lost is not there."""
 
@@ -286,6 +290,10 @@ class LocalRunner:
 
     @property
     def losses(self) -> Mapping[str, int]:
+        return {}
+
+    @property
+    def births(self) -> Mapping[str, str]:
         return {}
 
     def why_lost(self, task: str) -> FlowrtError:

@@ -98,17 +98,29 @@ class DetachedRun(Run):
             found = await agree(self._runner, self._program, self._trainer.name, *self._terms[:1])
             self._missed(found.unseen)
         else:
+            self._name_processes()
             await super()._enter(found)
             go_on = GoOn(self._number, tuple(sorted(self._lost)))
             for replica in await self._runner.command(self._program.servers[0], go_on):
                 self.lose(replica)
         self._goes_on = self._entered = True
         self._session.rests.add(self.resting)
+        early, self._early = self._early, {}
+        for message in early.values():
+            self.hear(self._program.servers[0], message)
+
+    def _name_processes(self) -> None:
+        """Have nodes know which processes take part, as news of those before may come late."""
+        program, births = self._program, self._runner.births
+        named = [(task, births.get(task, "")) for task in dict.fromkeys((*program.servers, *program.replicas))]
+        self._terms = tuple(DetachedTerms(*self._terms)._replace(births=tuple(named)))
+        self._reads = {**self._reads, "births": tuple([births.get(task, "") for task in program.servers])}
 
     async def _attach(self, run: int) -> bool:
         """Be the client of a run that goes on, or has ended meanwhile; answers whether all servers know it."""
         program = self._program
         self._number = run
+        self._name_processes()
         self._began = [task for task in (*program.servers, *program.replicas) if task not in self._runner.lost]
         there: dict[str, Mapping[int, int]] = {}  # by task that answers: which replicas go on, and their incarnations
 
@@ -144,9 +156,9 @@ class DetachedRun(Run):
         """Take in what nodes say; a replica that only server 0 took for lost is begun again, too."""
         super().hear(peer, message)
         match message:
-            case Gone(run, replica, incarnation) if (
-                self._entered and run == self._number and incarnation == self._incarnations[replica]
-            ):
+            case Gone(run, replica) if run == self._number and not self._entered:
+                self._early[replica] = message  # which of its incarnations goes on, the answer to `Attach` says
+            case Gone(run, replica, incarnation) if run == self._number and incarnation == self._incarnations[replica]:
                 self.lose(replica)
                 for each in self._deviceless.able({replica}.difference(self._joining)):
                     self._joining[each] = asyncio.ensure_future(self._join(each))

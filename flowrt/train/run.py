@@ -390,7 +390,7 @@ class Run:
         task, incarnation = self._program.replicas[replica], self._incarnations[replica] + 1
         given, losses = -(-self._supply.given[replica] // self._each), self._runner.losses.get(task, 0)
         try:
-            join = Join(self._number, replica, incarnation, given)
+            join = Join(self._number, replica, incarnation, given, self._runner.births.get(task, ""))
             version, spent, given = await self._runner.command(self._program.servers[0], join)
             self._hand_on(replica, spent)
             again = begin(run=self._number, version=version, incarnation=incarnation, given=given, **self._reads)

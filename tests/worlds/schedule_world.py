@@ -111,6 +111,7 @@ class SimHost:
 
     def __init__(self, world: World, task: str, server: int | None) -> None:
         self.task, self.delay, self.random = task, None, world.rng
+        self.birth = f"process {next(world.processes)}"
         self._world = world
         self.held = {("", "w"): np.zeros(2, np.int64), (CONTAINER, "step"): np.zeros((), np.int64)}
         self.variables = self.rendezvous = self
@@ -186,6 +187,10 @@ class Runner:
 
     copy = staticmethod(np.ascontiguousarray)
 
+    @property
+    def births(self) -> dict[str, str]:
+        return {task: host.birth for task, host in self.world.hosts.items()}
+
     def why_lost(self, task: str) -> NodeLost:
         return NodeLost(f"{task} was lost")
 
@@ -260,7 +265,7 @@ class World:
         rows: bool = False,
         floor: int = 0,
     ) -> None:
-        self.rows, self.floor = rows, floor
+        self.rows, self.floor, self.processes = rows, floor, itertools.count(1)
         self.rng, self.policy, self.faults = rng, policy, faults or Faults()
         self.servers = tuple(f"/job:ps/task:{i}" for i in range(servers))
         self.replicas = tuple(f"/job:worker/task:{i}" for i in range(replicas))

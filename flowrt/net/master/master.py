@@ -178,7 +178,7 @@ class Master:
     def way(self, one: str, other: str) -> str:
         """How bytes travel between two tasks, of which one may be the client: shared (memory), unix or tcp."""
         mine = self._local.host, self._local.way
-        return way_between(*(mine if task == CLIENT else self._peers.local(task) for task in (one, other)))
+        return way_between(*(mine if task == CLIENT else self._peers[task].local for task in (one, other)))
 
     @property
     def lost(self) -> frozenset[str]:
@@ -189,6 +189,11 @@ class Master:
     def losses(self) -> Mapping[str, int]:
         """How often tasks were lost so far: what each had before that is gone."""
         return self._peers.losses
+
+    @property
+    def births(self) -> Mapping[str, str]:
+        """Which process each task is that was met: see `Serve`."""
+        return self._peers.births
 
     def why_lost(self, task: str) -> FlowrtError:
         """Why a task that is lost is not there."""

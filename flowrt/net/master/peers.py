@@ -260,10 +260,6 @@ class Peers:
         known = [peers[t].devices if t in peers else [Device.parse(f"{t}{cpu}")] for t in self._addresses]
         return [device for devices in known for device in devices]
 
-    def local(self, task: str) -> tuple[str, str]:
-        """The host that a task is on, and the best way to talk to it there."""
-        return self._peers[task].local
-
     @property
     def lost(self) -> frozenset[str]:
         return frozenset(self._awaited)
@@ -272,6 +268,11 @@ class Peers:
     def losses(self) -> Mapping[str, int]:
         """How often tasks were lost so far: what each had before that is gone."""
         return dict(self._losses)
+
+    @property
+    def births(self) -> Mapping[str, str]:
+        """Which process each task is that was met."""
+        return {task: peer.birth for task, peer in self._peers.items()}
 
     def why_lost(self, task: str) -> FlowrtError:
         """Why a task is lost, or was never there."""

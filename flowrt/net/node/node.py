@@ -39,7 +39,7 @@ from flowrt.base.errors import (
 from flowrt.base.plan import spec_to_data
 from flowrt.net.door.transport import Connection, OpenPort, serve
 from flowrt.net.link import Allowance, LinkStore, TensorLink, is_large
-from flowrt.net.links import Links
+from flowrt.net.links import Address, Links
 from flowrt.net.node.newcomers import Newcomers
 from flowrt.net.node.plans import ReadyPlan, dismantle, make_ready
 from flowrt.net.node.reign import Reign, address_of, addresses_in, say, superseded
@@ -117,7 +117,7 @@ class NetworkNode:
         self._newcomers = Newcomers()
         self._kept: dict[str, list[ReadyPlan]] = {}  # by epoch that has ended: of runs that go on without its master
         self._iterations = host.iterations = Iterations(host, self.post, self._is_driven)
-        self._links = Links(host.task, token, self._store, self._link_broke, self._iterations.lost)
+        self._links = Links(host.task, token, self._store, self._link_broke, self._peer_gone)
         self._tasks: asyncio.TaskGroup | None = None
         host.remote = self
 
@@ -204,7 +204,7 @@ class NetworkNode:
         elif reign is not None and (address := reign.addresses.get(peer)) is not None:
             self._links.post(peer, address, message)
         elif reign is not None and peer == CLIENT:
-            self._post_to_client(reign, message)
+            reign.post(message)
         else:
             self._post_after(peer, message)
 
@@ -214,12 +214,6 @@ class NetworkNode:
             self._links.post(peer, self._known[peer], message)
         else:
             _log.info("%s: nothing is posted to %s: nobody says where it is", self.host.task, peer)
-
-    def _post_to_client(self, reign: Reign, message: Any) -> None:
-        if (link := reign.link) is not None:
-            link.post(message)
-        elif not reign.client.done():
-            reign.waiting.append(message)
 
     def _hear_posted(self, peer: str, message: Any) -> None:
         if self.host.iterations is not None:
@@ -233,6 +227,11 @@ class NetworkNode:
                 if epoch in self._reigns:
                     self._reigns[epoch].steps.abort(number, LinkBroken(lost))
         self._tell_broken(peer)
+
+    def _peer_gone(self, peer: str, address: Address, birth: str) -> None:
+        """Tell who posts that a process is gone; whichever is where a task was before is nobody's."""
+        if birth or self._known.get(peer, address) == address:
+            self._iterations.lost(peer, birth)
 
     def _tell_broken(self, peer: str, epoch: str = "") -> None:
         if self.host.iterations is not None:

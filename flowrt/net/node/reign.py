@@ -44,6 +44,13 @@ class Reign:
         """Tell the master, if it is there."""
         say(self.connection, message)
 
+    def post(self, message: Any) -> None:
+        """Send the client a message: it waits for one that is to come."""
+        if (link := self.link) is not None:
+            link.post(message)
+        elif not self.client.done():
+            self.waiting.append(message)
+
 
 def say(connection: Connection, message: Any) -> None:
     """Send without waiting; of an answer that cannot be sent, why."""

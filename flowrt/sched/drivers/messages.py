@@ -109,6 +109,7 @@ class BeginReplica:
         source: Where it reads its batches itself, by `Draw`: what of, as `source_to_data` says.
         inputs: What such a batch is made of, in order: (name, dtype, dims).
         detached: Whether it goes on without a client.
+        births: Which process each server is, in a run that does; empty of one that nobody can name.
     """
 
     run: int
@@ -139,6 +140,7 @@ class BeginReplica:
     source: dict[str, Any] | None = None
     inputs: tuple[tuple[Any, ...], ...] = ()
     detached: bool = False
+    births: tuple[str, ...] = ()
 
 
 @valueclass
@@ -156,7 +158,7 @@ class Stop:
 
 @valueclass
 class Join:
-    """To server 0: a replica that was lost is begun again, as another ``incarnation``.
+    """To server 0: a replica that was lost is begun again, as another ``incarnation``, by the process of ``birth``.
 
     Answers (version, spent, given): the open version, how many batches the one before it had spent, see `Gone`, and
     after how many its own begin: ``given``, or in a detached run what server 0 says.
@@ -166,6 +168,7 @@ class Join:
     replica: int
     incarnation: int
     given: int
+    birth: str = ""
 
 
 # ── the client, on the way ───────────────────────────────────────────────────────────────────────────────────────────

@@ -110,6 +110,11 @@ class Way:
             self.host.rendezvous.close(context.key)
 
 
+def may_be(birth: str, other: str) -> bool:
+    """Whether two processes are one, for all that is known: a birth is empty where nobody can name it."""
+    return not birth or not other or birth == other
+
+
 def bundled(values: Sequence[Any]) -> tuple[Any, ...]:
     """``values`` as they travel: more of them than a message may hold beside others, as one array of bytes."""
     if len(values) <= MOST:

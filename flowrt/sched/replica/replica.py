@@ -37,7 +37,7 @@ from flowrt.sched.drivers.messages import (
     make_update,
 )
 from flowrt.sched.drivers.pulse import Pulse
-from flowrt.sched.drivers.way import Unread, Way, bundled, unbundled
+from flowrt.sched.drivers.way import Unread, Way, bundled, may_be, unbundled
 from flowrt.sched.replica.asking import Asking
 from flowrt.sched.replica.stopwatch import Phase, Stopwatch
 
@@ -105,6 +105,11 @@ class Replica:
             if task is not None:
                 task.cancel()
         self.rested.set()
+
+    def loses(self, task: str, birth: str) -> bool:
+        """Whether this cannot go on without the process of ``birth`` that a task was, and no client sees to it."""
+        births = dict(zip(self.role.servers, self.role.births, strict=False))  # without them, any is meant
+        return self.role.detached and task in self.role.servers and may_be(birth, births.get(task, ""))
 
     def leave(self) -> None:
         """Begin nothing any more; when server 0 has told a version after that of the last update, this `rested`."""

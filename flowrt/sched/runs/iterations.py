@@ -153,12 +153,15 @@ class Iterations:
             if replica.way.epoch == epoch and not replica.role.detached:
                 self._replicas.pop(key).close()
 
-    def lost(self, peer: str) -> None:
-        """A task cannot be reached, and will not be as what it was."""
+    def lost(self, peer: str, birth: str = "") -> None:
+        """The process of ``birth`` cannot be reached, and will not be, as which a task was met: any, if that is empty.
+
+        It may be news of one whose place another has taken since, with which runs began.
+        """
         for server in list(self._servers.values()):
-            server.lose_node(peer)
+            server.lose_node(peer, birth)
         for key, replica in list(self._replicas.items()):
-            if replica.role.detached and peer in replica.role.servers:  # else its client sees to it
+            if replica.loses(peer, birth):  # else its client sees to it
                 self._replicas.pop(key).close()
 
     def keeps(self, epoch: str) -> bool:
@@ -221,8 +224,8 @@ class Iterations:
                 return self._attach(run, epoch)
             case Hold(run, on):
                 return await self._undriven(run).stand_still(on)
-            case Join(run, replica, incarnation, given):
-                return self._coordination(run).join(replica, incarnation, given)
+            case Join(run, replica, incarnation, given, birth):
+                return self._coordination(run).join(replica, incarnation, given, birth)
             case Hash(names):
                 return await self._hash(frozenset(names))
             case Stop(run, patient, at_once):

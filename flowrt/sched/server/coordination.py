@@ -208,7 +208,7 @@ class Coordination:
             case Failed():
                 self._failed(message)
 
-    def join(self, replica: int, incarnation: int, given: int) -> tuple[int, int, int]:
+    def join(self, replica: int, incarnation: int, given: int, birth: str = "") -> tuple[int, int, int]:
         """Have a replica that was lost take part from the next version on: see `Join`."""
         if incarnation > self._incarnations[replica]:
             self._lose(replica, incarnation - 1)
@@ -329,8 +329,8 @@ class Coordination:
     def _hand_back(self, replica: int) -> None:
         """A replica leaves with what it has begun. Who has the rest, the client says."""
 
-    def lose_node(self, task: str) -> Iterable[Lost]:
-        """A node is gone, as this one sees: answers what is to be heard of that. Who is lost, the client says."""
+    def lose_node(self, task: str, birth: str) -> Iterable[Lost]:
+        """A process is gone, as this node sees: answers what is to be heard of that. Who is lost, the client says."""
         return ()
 
     def _allow(self, message: Allow) -> None:

@@ -37,6 +37,7 @@ class DetachedTerms(NamedTuple):
         total: The identity after that of the last one; -1 where there is no last one.
         requeues: Whether batches that came late, or were lost with their replica, are to be used again.
         returned: Batches that are used before the first.
+        births: Which process each task is that takes part.
     """
 
     session: str
@@ -46,6 +47,7 @@ class DetachedTerms(NamedTuple):
     total: int
     requeues: bool = False
     returned: tuple[int, ...] = ()
+    births: tuple[tuple[str, str], ...] = ()
 
 
 class Detached:

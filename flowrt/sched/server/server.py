@@ -206,9 +206,9 @@ class Server:
         elif peer == role.servers[0]:
             self._say_all()
 
-    def lose_node(self, task: str) -> None:
-        """A node is gone, as this one sees."""
-        for lost in () if self.coordination is None else self.coordination.lose_node(task):
+    def lose_node(self, task: str, birth: str) -> None:
+        """The process of ``birth`` that a task was is gone, as this node sees."""
+        for lost in () if self.coordination is None else self.coordination.lose_node(task, birth):
             self.hear(lost)
 
     def lead(self, leader: Leader) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import NodeLost
 from flowrt.sched.drivers.messages import Gone, Lost, Probe
+from flowrt.sched.drivers.way import may_be
 from flowrt.sched.server.coordination import Coordination
 from flowrt.sched.server.detached import Detached
 from flowrt.sched.server.reporting import OUTCOMES
@@ -33,6 +34,7 @@ class Undriven(Coordination):
     def __init__(self, role: BeginServer, way: Way, *others: Any) -> None:
         super().__init__(role, way, *others)
         self._detached = Detached(role, way)
+        self._births = dict(self._detached.terms.births)
         self._goes_on = False  # all have begun
         self._attachment = 0  # how often a client has attached
         self._released = False  # a client has had its end
@@ -65,9 +67,10 @@ class Undriven(Coordination):
         self._hand_out()
         self._detached.arrived(replica)
 
-    def join(self, replica: int, incarnation: int, given: int) -> tuple[int, int, int]:
+    def join(self, replica: int, incarnation: int, given: int, birth: str = "") -> tuple[int, int, int]:
         """As that of others; server 0 says after which of its batches the replica begins."""
         if incarnation > self._incarnations[replica]:
+            self._births[self._role.replicas[replica]] = birth
             self._lose(replica, incarnation - 1)
             joined = super().join(replica, incarnation, self._detached.join(replica))
             self._hand_out()
@@ -84,9 +87,12 @@ class Undriven(Coordination):
         self._detached.lose(replica, self._gone[replica])
         self._hand_out()
 
-    def lose_node(self, task: str) -> Iterable[Lost]:
-        """End where a server is lost; of another node, what is to be heard of its replicas."""
-        if self._end is not None:
+    def lose_node(self, task: str, birth: str) -> Iterable[Lost]:
+        """End where a server is lost; of another node, what is to be heard of its replicas.
+
+        That another process than takes part is gone, which was that task before, is said late.
+        """
+        if self._end is not None or not may_be(birth, self._births.get(task, "")):
             return ()
         if task in self._role.servers:
             text = f"training stopped at step {self.version + 1}: lost the parameter server {task}"

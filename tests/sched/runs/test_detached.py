@@ -166,8 +166,8 @@ def test_batches_that_came_late_are_used_again_where_that_is_wanted() -> None:
 # ── who is gone ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_server_is_said_something_where_the_way_to_it_broke_as_only_who_posts_learns_that_it_is_gone() -> None:
-    posted: list[tuple[str, Any]] = []
+def undriven(posted: list[tuple[str, Any]], **terms: Any) -> Undriven:
+    """Server 0's coordination of a run that goes on without a client."""
     role: Any = SimpleNamespace(
         run=7,
         version=3,
@@ -177,12 +177,30 @@ def test_a_server_is_said_something_where_the_way_to_it_broke_as_only_who_posts_
         floor=0,
         staleness=0,
         keeps=False,
-        detached=tuple(DetachedTerms("job", 2, 1, 0, -1)),
+        detached=tuple(DetachedTerms("job", 2, 1, 0, -1, **terms)),
     )
     way: Any = SimpleNamespace(post=lambda peer, message: posted.append((peer, message)), clock=lambda: 0.0)
-    nothing: Any = None
-    Undriven(role, way, nothing, nothing, nothing, lambda: True).broken("q")
+    nothing: Any = lambda *what: None  # noqa: E731
+    return Undriven(role, way, nothing, nothing, nothing, lambda: True)
+
+
+def test_a_server_is_said_something_where_the_way_to_it_broke_as_only_who_posts_learns_that_it_is_gone() -> None:
+    posted: list[tuple[str, Any]] = []
+    undriven(posted).broken("q")
     assert posted == [("q", Probe(7, -1))]
+
+
+def test_news_of_a_process_that_comes_late_is_not_taken_for_the_loss_of_who_follows_it() -> None:
+    made = undriven([], births=(("p", "one"), ("q", "two"), ("a", "three"), ("b", "four")))
+    assert not made.lose_node("b", "one of a run before")
+    assert made.lose_node("b", "four") == [Lost(7, 1, 0)]
+    made.join(1, 1, 0, "five")
+    assert not made.lose_node("b", "four")
+    assert made.lose_node("b", "five") == made.lose_node("b", "") == [Lost(7, 1, 1)]
+    made.lose_node("q", "one of a run before")
+    assert not made.ending
+    made.lose_node("q", "two")
+    assert made.ending
 
 
 # ── on processes ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -395,6 +413,36 @@ async def test_a_replica_that_server_0_takes_for_lost_before_it_has_begun_again_
             if said and 1 in (*report.kept, *report.late):
                 break
         assert said[:2] == [1, 2]
+        assert await trainer.stop(session)
+
+
+async def test_a_replica_that_server_0_says_is_lost_while_a_client_attaches_is_begun_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said, begin, attach = [], DetachedRun._command, DetachedRun._attach
+
+    async def command(run: Any, task: str, message: Any) -> None:
+        if isinstance(message, BeginReplica):
+            said.append((message.replica, message.incarnation))
+        await begin(run, task, message)
+
+    async def attach_as_one_is_lost(run: Any, number: int) -> bool:
+        attached = await attach(run, number)
+        run.hear(run._program.servers[0], Gone(number, 1, 0, 3))
+        return attached
+
+    graph, trainer = built(servers=1)
+    async with (
+        fr.LocalCluster(ps=1, worker=2, imports=IMPORTS) as cluster,
+        fr.Session(graph, cluster=cluster, name="job") as session,
+    ):
+        await trained(session, trainer, 10**6, 3)
+        monkeypatch.setattr(DetachedRun, "_command", command)
+        monkeypatch.setattr(DetachedRun, "_attach", attach_as_one_is_lost)
+        async for _ in trainer.steps(session, source(10**6), detached=True):
+            if said:
+                break
+        assert said == [(1, 1)]
         assert await trainer.stop(session)
 
 

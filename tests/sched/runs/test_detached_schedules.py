@@ -220,9 +220,10 @@ def lose_later(world: World, rng: random.Random, length: Length) -> None:
     replica, loop = rng.randrange(len(world.replicas)), asyncio.get_running_loop()
 
     def lose() -> None:
+        server, task = world.hosts[world.servers[0]], world.replicas[replica]
+        birth = world.hosts[task].birth
         world.restart(replica)
-        server = world.hosts[world.servers[0]]
-        loop.call_later(world.while_(world.faults.unknown), server.iterations.lost, world.replicas[replica])
+        loop.call_later(world.while_(world.faults.unknown), server.iterations.lost, task, birth)
 
     loop.call_later(rng.uniform(0.0, length.seconds(1.0)), lose)
 

@@ -1,0 +1,83 @@
+"""The links of a node to others: who is said to be gone, where processes follow one another as one task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from flowrt.net.door.tokens import new_token
+from flowrt.net.door.transport import serve
+from flowrt.net.link import Allowance, LinkStore
+from flowrt.net.links import Links
+from flowrt.net.wire.frames import allocate_array
+from flowrt.net.wire.messages import Serve, to_hello
+from flowrt.sched.drivers.messages import Probe
+from flowrt.sched.host.rendezvous import Budget, Rendezvous
+
+HERE, THERE = "/job:a/task:0", "/job:b/task:0"
+TOKEN = new_token()
+
+
+@asynccontextmanager
+async def process(birth: str, port: int = 0) -> AsyncIterator[tuple[str, int]]:
+    """One that is `THERE`; answers where."""
+
+    async def attend(connection: Any) -> None:
+        async for _ in connection:
+            pass
+
+    hello = to_hello(Serve(THERE, (), birth=birth))
+    async with serve("127.0.0.1", port, TOKEN, attend, hello=hello) as opened:
+        yield "127.0.0.1", opened.port
+
+
+class Told:
+    """What who posts was told, and waits for."""
+
+    def __init__(self) -> None:
+        self.gone: list[tuple[tuple[str, int], str]] = []
+        self._broken = asyncio.Event()
+        store = LinkStore(Rendezvous(), Budget(1), Allowance(), lambda epoch: True, allocate_array)
+        self.links = Links(HERE, TOKEN, store, lambda peer, link: self._broken.set(), self._hear)
+
+    def _hear(self, peer: str, address: tuple[str, int], birth: str) -> None:
+        assert peer == THERE
+        self.gone.append((address, birth))
+
+    async def post(self, address: tuple[str, int]) -> list[tuple[tuple[str, int], str]]:
+        """Try to reach an address, once all ways are known to be broken that are; answers who was found to be gone."""
+        self.gone.clear()
+        async with asyncio.timeout(10):
+            while len(self.links):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            self._broken.clear()
+            self.links.post(THERE, address, Probe(1, 0))
+            while not self._broken.is_set() and self.links.standing(address) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        return self.gone
+
+
+async def test_who_follows_another_as_a_task_is_not_taken_for_it_wherever_it_is() -> None:
+    told = Told()
+    async with told.links:
+        async with process("first") as place:
+            assert await told.post(place) == []
+        assert await told.post(place) == [(place, "first")], "nobody listens there any more"
+        assert await told.post(place) == [(place, "")], "nor who may have come meanwhile"
+        async with process("second", place[1]):
+            assert await told.post(place) == []
+        async with process("third") as other:
+            assert await told.post(other) == [(other, "second")]
+        assert await told.post(place) == [(place, "")], "the third is elsewhere"
+        assert await told.post(other) == [(other, "third")]
+
+
+async def test_who_follows_another_at_its_address_before_that_is_missed_is_not_taken_for_it() -> None:
+    told = Told()
+    async with told.links:
+        async with process("first") as place:
+            await told.post(place)
+        async with process("second", place[1]):
+            assert await told.post(place) == [(place, "first")]
