@@ -7,6 +7,7 @@ import json
 import os
 import random
 import sys
+from contextlib import aclosing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -284,10 +285,11 @@ async def trained(
 ) -> list[fr.train.StepReport]:
     """The first reports of a detached run, which is left then."""
     reports: list[fr.train.StepReport] = []
-    async for report in trainer.steps(session, source(total), detached=True):
-        reports.append(report)
-        if len(reports) == count:
-            break
+    async with aclosing(trainer.steps(session, source(total), detached=True)) as steps:
+        async for report in steps:
+            reports.append(report)
+            if len(reports) == count:
+                break
     return reports
 
 
