@@ -171,6 +171,20 @@ class Built:
         """The variables that servers hold: those, and of one that is split its parts."""
         return [part for variable in self.variables for part in variable.parts]
 
+    @property
+    def moved(self) -> list[Variable]:
+        """Those, and all else that applying an update works on."""
+        names, seen = {name_of(variable) for variable in self.held}, set[int]()
+        ahead = [shard.apply for shard in self.shards]
+        while ahead:
+            node = ahead.pop()
+            if node.index not in seen:
+                seen.add(node.index)
+                names.update(node.resources)
+                ahead += [tensor.op for tensor in node.inputs]
+                ahead += node.control_inputs
+        return [variable for variable in self.graph.variables if name_of(variable) in names]
+
     # ── towers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _build_tower(self, replica: int, first: FirstCopy | None, loss_fn: LossFn, optimizer: Optimizer) -> Tower:
@@ -262,6 +276,11 @@ class Inputs(dict[str, Tensor]):
 
     def __missing__(self, name: Any) -> NoReturn:
         raise GraphError(f"{user_site()}: there is no input {name!r}; inputs= names {', '.join(map(repr, self))}")
+
+
+def name_of(variable: Variable) -> tuple[str, str]:
+    """By which nodes know a variable."""
+    return variable.resource.container, variable.resource.name
 
 
 def checked_inputs(inputs: Any) -> dict[str, Spec]:

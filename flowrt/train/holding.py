@@ -1,17 +1,25 @@
-"""Who holds which variables of a trainer, and how one that is to hold them is led there: values."""
+"""Who holds which variables of a trainer, and how one that is to hold them is led there: values, and who finds them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from flowrt.base.device import Device
+from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import valueclass
+from flowrt.op import as_value
+from flowrt.passes import Compiled, Ends
+from flowrt.train.built import name_of
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
+    from flowrt.train.built import Built
 
 LITTLE = 4  # one part in so many
 Name: TypeAlias = tuple[str, str]
+Compile: TypeAlias = Callable[..., Compiled]
 
 
 @valueclass
@@ -65,3 +73,34 @@ class Guide:
         """Whether what is told of a version is little beside the variables: else to catch up is to copy them again."""
         held = sum(spec.nbytes for leading in self.leaders for _, spec in leading.variables)
         return self.dense <= held // LITTLE
+
+
+def held_compiler(trainer: Built, compiler: Compile) -> Compile:
+    """What compiles for servers: where all is held twice, as if all were there, each with what is at home on it."""
+    return partial(compiler, stand_ins={}, there=trainer.servers) if trainer.copies > 1 else compiler
+
+
+def find_places(trainer: Built, compiler: Compile) -> dict[Name, Device]:
+    """Where all that applying updates works on is at home."""
+    reads = [as_value(variable) for variable in trainer.moved]
+    placed = held_compiler(trainer, compiler)(reads, [], [], ends=Ends.USED).placement
+    return {read.op.resources[0]: Device.parse(placed[read.op.name]) for read in reads}
+
+
+def holders_at(trainer: Built, places: Mapping[Name, Device]) -> Holders:
+    """Who holds what. Raises `GraphError` where nothing could be held twice that is to be."""
+    steps: dict[str, tuple[str, ...]] = {}
+    for shard in trainer.shards:
+        task = places[name_of(shard.step)].host
+        steps[task] = (*steps.get(task, ()), shard.step.name)
+    if trainer.copies > 1 and len(steps) < 2:
+        raise GraphError(
+            f"copies={trainer.copies} of {trainer.name!r}: all its servers are on {next(iter(steps))}, and a copy is "
+            "to survive its task; give it servers=2 or more, and two tasks to put them on"
+        )
+    known = trainer.graph.resources
+    variables: dict[str, dict[Name, tuple[Spec, str]]] = {task: {} for task in steps}
+    for name, device in places.items():
+        if device.host in variables:
+            variables[device.host][name] = known[name].specs[0], device.local
+    return Holders(tuple(steps), variables, steps)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flowrt.session.runners import compile_for
+from flowrt.train.holding import find_places, holders_at
 from flowrt.train.program import ProgramParts, away
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Maker:
         runner, options = session._open_here(), session.options
         self._runner, self._trainer = runner, trainer
         compiler = partial(compile_for, runner, trainer.graph, optimize=options.optimize, placement=session._placement)
+        self._compiler = compiler
         self._make = partial(ProgramParts, trainer, runner, compiler, session._seed, options.optimize)
         self._made: ProgramParts | None = None
         self._lost: frozenset[str] = frozenset()  # when that was made
@@ -38,9 +40,9 @@ class Maker:
         """
         return (await self._maker()).program(gone)
 
-    async def holders(self) -> Holders:
+    def holders(self) -> Holders:
         """Who holds what."""
-        return (await self._maker()).holders
+        return holders_at(self._trainer, find_places(self._trainer, self._compiler))
 
     async def guide(self, task: str, gone: frozenset[str]) -> Guide:
         """How a task comes to hold what it should: see `Parts.guide`."""

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from flowrt.base.device import Device
 from flowrt.base.errors import GraphError
-from flowrt.base.plan import resources_in
 from flowrt.base.valueclass import replace, valueclass
-from flowrt.op import as_value
 from flowrt.passes import Compiled, Ends, StandIn, StandIns
 from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.prune import prune, reads_of
@@ -24,8 +21,9 @@ from flowrt.sched.drivers.inquiries import Look
 from flowrt.sched.drivers.messages import BeginReplica, BeginServer
 from flowrt.sched.policies import policy_to_data
 from flowrt.session.eager import evaluate
+from flowrt.train.built import name_of
 from flowrt.train.gathers import Asked, Gather, find_gathers
-from flowrt.train.holding import Guide, Holders, Leading, Name
+from flowrt.train.holding import Compile, Guide, Leading, Name, find_places, held_compiler, holders_at
 from flowrt.train.updates import of_rows, parts_of
 
 if TYPE_CHECKING:
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     from flowrt.session.runners import Runner
     from flowrt.train.built import Built, Tower
     from flowrt.train.local import LocalTower
-
-Compile: TypeAlias = Callable[..., Compiled]
 
 
 @valueclass
@@ -76,7 +72,7 @@ class ProgramParts:
         self._trainer = trainer
         self._runner = runner
         self._compile = compiler
-        self._compile_held = partial(compiler, stand_ins={}, there=trainer.servers) if trainer.copies > 1 else compiler
+        self._compile_held = held_compiler(trainer, compiler)
         self._optimize = optimize
         self._common: dict[str, Any] = {
             "container": trainer.container,
@@ -85,24 +81,16 @@ class ProgramParts:
             "seed": seed,
         }
         self.shards = trainer.shards
-        self.home_of = self._places([as_value(v) for v in (*trainer.held, *(s.step for s in self.shards))])
-        self.task_of = [self.home_of[_name(shard.step)] for shard in self.shards]
-        self._tasks = tuple(dict.fromkeys(self.task_of))
         self._twice = trainer.copies > 1
-        if self._twice and len(self._tasks) < 2:
-            raise GraphError(
-                f"copies={trainer.copies} of {trainer.name!r}: all its servers are on {self._tasks[0]}, and a copy is "
-                "to survive its task; give it servers=2 or more, and two tasks to put them on"
-            )
-        self.holders = self._find_holders()
+        placed = find_places(trainer, compiler)
+        self.holders = holders_at(trainer, placed)
+        self.task_of = [placed[name_of(shard.step)].host for shard in self.shards]
+        self._tasks = self.holders.tasks
+        told = trainer.held, [shard.step for shard in self.shards]
+        self.home_of = {name_of(variable): placed[name_of(variable)].host for each in told for variable in each}
         self.towers: dict[int, _Tower] = {}
         self._applies: dict[str, tuple[int, Plan]] = {}
         self._gathers: dict[tuple[str, frozenset[str]], int] = {}  # by task, and the tasks whose tables it is for
-
-    def _places(self, reads: Sequence[Tensor]) -> dict[Name, str]:
-        """The task of each variable."""
-        placed = self._compile_held(reads, [], [], ends=Ends.USED).placement
-        return {read.op.resources[0]: Device.parse(placed[read.op.name]).host for read in reads}
 
     async def make(self) -> None:
         """Give each node that is there its plans, if it has none."""
@@ -135,7 +123,7 @@ class ProgramParts:
             for t in trainer.towers
         ]
         looks = tuple(Look(trainer.container, trainer.name, self._steps(run.told_by(task))) for task in run.tasks)
-        sizes = {_name(variable): variable.spec.nbytes for variable in trainer.held}
+        sizes = {name_of(variable): variable.spec.nbytes for variable in trainer.held}
         nbytes = sum(sizes.get(name, 0) for told in run.values for name in told)
         return Program(run.tasks, looks, begin_servers, replicas, tuple(begin_replicas), nbytes)
 
@@ -151,21 +139,6 @@ class ProgramParts:
         return [*self.own(task), *(self.own(self.holders.before(task)) if self._twice else ())]
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _find_holders(self) -> Holders:
-        """Who holds what: all that is told, and all that applying works on."""
-        reads = [as_value(variable) for variable in self._trainer.held]
-        plans = self._compile_held(reads, [shard.apply for shard in self.shards], self._fed(), ends=Ends.USED).plans
-        known = self._trainer.graph.resources
-        found = {
-            task: {
-                name: (known[name].specs[0], node.device)
-                for node in (plans[task].nodes if task in plans else ())
-                for name in resources_in(node.attrs)
-            }
-            for task in self._tasks
-        }
-        return Holders(self._tasks, found, {task: self._steps(self.own(task)) for task in self._tasks})
 
     def _fed(self) -> list[Tensor]:
         """What applying is fed."""
@@ -271,7 +244,7 @@ class ProgramParts:
 
     def home(self, variable: Any) -> str:
         """The task that a variable is at home on."""
-        return self.home_of[_name(variable)]
+        return self.home_of[name_of(variable)]
 
     def _gathers_on(self, run: _Servers, task: str, asked: Asked) -> list[Gather]:
         return [gather for gather in asked.gathers if run.teller(self.home(gather.table)) == task]
@@ -478,10 +451,6 @@ def _update(tower: Tower) -> list[Tensor]:
 
 def _parts(tower: Tower) -> list[Tensor]:
     return parts_of(gradient for gradient, _ in tower.gradients)
-
-
-def _name(variable: Any) -> Name:
-    return variable.resource.container, variable.resource.name
 
 
 def away(runner: Runner, trainer: Built) -> frozenset[str]:

@@ -29,7 +29,7 @@ class Trainer(Built):
     async def copies_on(self, session: Session) -> Copies:
         """The variables that are held twice on the nodes of ``session``."""
         known, maker = copies_known(session, self), self._maker(session)
-        return known or Copies(session, self, await maker.holders(), maker.guide)
+        return known or Copies(session, self, maker.holders(), maker.guide)
 
     def _maker(self, session: Session) -> Maker:
         maker = self._makers.get(session)
