@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import numpy as np
 
 from flowrt.base.attributes import Attr, as_attr
-from flowrt.base.device import ANYWHERE, Device, SomeOf
+from flowrt.base.device import ANYWHERE, Device, HeldTwice, SomeOf
 from flowrt.base.errors import GraphError, GraphFinalizedError, PlacementError, Site, SpecError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.plan import resources_in
@@ -228,6 +228,7 @@ class Graph:
         self._claimed: dict[str, int] = {}
         self._counted: set[str] = set()
         self.some_of: list[SomeOf] = []  # in the order of their nodes
+        self.held_twice: list[HeldTwice] = []
         self.partitions: dict[str, Partition] = {}  # what several variables hold together, by its name
         self.startable: set[int] = set()  # nodes that variables may start from, as far as any was asked about
         self._entered: list[building] = []
@@ -402,8 +403,7 @@ def set_bytes(write: Callable[[Graph], bytes], read: Callable[[bytes], Graph]) -
 
 def _numbered(taken: dict[str, int], name: str) -> str:
     """``name``, numbered if it is ``taken``, which it is from now on."""
-    count = taken.get(name, 0)
-    taken[name] = count + 1
+    taken[name] = 1 + (count := taken.get(name, 0))
     return name if count == 0 else _numbered(taken, f"{name}_{count}")
 
 

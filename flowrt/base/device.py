@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from flowrt.base.errors import PlacementError
 
@@ -104,6 +106,23 @@ class SomeOf:
     tasks: tuple[str, ...]
     least: int
     nodes: range
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTwice:
+    """That the variables ``names``, by (container, name), which are on one of ``tasks`` are to be on the next one, too.
+
+    ``keep`` is awaited as a session opens on a cluster: it has somebody see to that there.
+    """
+
+    tasks: tuple[str, ...]
+    names: frozenset[tuple[str, str]]
+    keep: Callable[[Any], Awaitable[None]]
+
+    def spared(self, absent: Collection[str]) -> set[str]:
+        """The tasks that are ``absent``, and whose variables are on one that is not."""
+        after = zip(self.tasks, (*self.tasks[1:], self.tasks[0]), strict=True)
+        return {task for task, other in after if task in absent and other not in absent}
 
 
 def is_apart(local: str) -> bool:

@@ -381,19 +381,19 @@ class Session(AsyncOnly):
 
     async def _initialize(self) -> None:
         """Restore variables, and initialise those that have no value; an existing one of another spec raises."""
+        for twice in () if self._cluster is None else self.graph.held_twice:
+            await twice.keep(self)
         done = set() if self.checkpoints is None else await self.checkpoints.open(self)
-        have = await self._open().inventory(self._held())
-        missing = {}
-        for key, resource in self._held().items():
+        have = await self._open().inventory(held := self._held())
+        for key, resource in held.items():
             spec = resource.specs[0]
             if key in have and not have[key].accepts(spec.dtype, spec.shape):
                 raise GraphError(
                     f"variable {resource.name!r} ({resource.site}) is {spec}, but the nodes hold it as {have[key]} "
                     "since an earlier session; rename it, use another container, or session.reset() the old one"
                 )
-            if key not in have and key not in done:
-                missing[key] = resource
-        self._anew = len(missing) == len(self._held())
+        missing = {key: resource for key, resource in held.items() if key not in have and key not in done}
+        self._anew = len(missing) == len(held)
         await self._begin_variables(missing, self._open().begin(arrays(missing), tables(self.graph, missing)), 0)
 
     def _held(self) -> dict[tuple[str, str], Resource]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from flowrt.base.device import Device, SomeOf
+from flowrt.base.device import Device, HeldTwice, SomeOf
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.plain import shortened
@@ -160,6 +160,12 @@ class Built:
             self.shards = [self._build_shard(server, where, optimizer) for server, where in enumerate(self._servers)]
         self.step: Variable = self.shards[0].step
         mirror([shard.step for shard in self.shards], self.step.name)
+        if self.copies > 1:
+            moved = frozenset(name_of(variable) for variable in self.moved)
+            self.graph.held_twice.append(HeldTwice(tuple(dict.fromkeys(self.servers)), moved, self.keep_copies))
+
+    async def keep_copies(self, session: Any) -> None:
+        """See to it that what servers hold is held twice on the nodes of ``session``, which opens."""
 
     @property
     def variables(self) -> list[Variable]:

@@ -24,6 +24,7 @@ from flowrt.sched.drivers.following import FollowNobody
 from flowrt.sched.drivers.inquiries import Hash, Look
 from flowrt.sched.drivers.messages import Stop
 from flowrt.sched.runs.iterations import left_from_data
+from flowrt.session.cluster_runner import PATIENCE
 from flowrt.train.following import Following
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class Copies:
         self._made = self._whole  # what that is once a run begins with those that were made whole last
         self._parted: set[str] = set()  # those that a run was to begin without, while it is not known to have begun
         self._agreed = 0  # the version that the others were at
+        self._out: frozenset[str] = frozenset()  # those that had not what they should as the session opened
+        self._any = False  # somebody has something
+        self._wrote = False  # something was written without them before a run began
         self._losses: Mapping[str, int] = {}  # how often each had been lost when they were asked what they have
         self.missing: tuple[str, ...] = ()  # tasks whose variables nobody has any more
         self.moving = False  # variables may move at any time
@@ -113,6 +117,30 @@ class Copies:
             self.is_whole(task) or self.is_whole(self._holders.after(task)) for task in self.tasks
         )
 
+    # ── as the session opens ─────────────────────────────────────────────────────────────────────────────────────────
+
+    async def open(self) -> None:
+        """Find out who has not what it should: until a run begins, others stand in for those.
+
+        Where they cannot, or nobody has anything, who is not there yet is waited for, as it may have all.
+        """
+        tasks, runner = self.tasks, self._runner
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                while not await self._find_out() and not runner.lost.isdisjoint(tasks):
+                    await runner.wait_changed(runner.lost, runner.suspects)
+
+    async def _find_out(self) -> bool:
+        """Answers whether all is there, once it was given values."""
+        try:
+            self._out = await self.find_gone()
+        except NodeLost:
+            if not self.missing:
+                raise
+            self._out, self.missing = frozenset(), ()
+            return False  # it is to be restored, or no run can begin
+        return self._any
+
     # ── those that are back ──────────────────────────────────────────────────────────────────────────────────────────
 
     def bring_back(self) -> bool:
@@ -163,14 +191,19 @@ class Copies:
         lost, after = self._away, self._holders.after
         return {
             task: (StandIn(after(task), frozenset(self._holders.variables[task]), task in lost),)
-            for task in (self.gone if self._whole else ())
-            if self.is_whole(after(task))
+            for task in (self.gone if self._whole else self._out)
+            if self._has_all(after(task))
         }
+
+    def _has_all(self, task: str) -> bool:
+        """Whether a task has what it should, as far as is known: before a run begins, as the session opened."""
+        return self.is_whole(task) if self._whole else task not in self._out | self._runner.lost
 
     async def forget(self) -> None:
         """Variables are to be restored, where they are at home: nobody stands in for anybody."""
         await self.follow_no_more()
         self._whole.clear()
+        self._out = frozenset()
 
     async def spread(self) -> None:
         """Have all be held twice as it is at home, where it was restored: copies may be of versions that are undone."""
@@ -196,7 +229,8 @@ class Copies:
                         copied[task] = await self._version(task, self._holders.steps[self._holders.before(task)])
                         own[task] = version
         self._rest = frozenset(own)
-        stale = {task for task in own if self._whole and not known[task]}
+        self._any = any(version is not None for held in (own, copied) for version in held.values())
+        stale = {task for task in own if not known[task] and (self._whole or (self._wrote and task in self._out))}
         gone = {task for task in tasks if own.get(task) is None} | stale
         if not stale and all(version is None for version in own.values()):
             return frozenset(task for task in tasks if task in lost)  # nobody has any: that is `agree`'s to say
@@ -300,7 +334,7 @@ class Copies:
 
     def began(self) -> None:
         """It has begun: versions may be made from now on, without those that are not whole."""
-        self._whole, self._parted = self._made, set()
+        self._whole, self._parted, self._out = self._made, set(), frozenset()
 
     async def _make_equal(self, task: str, other: str) -> None:
         """Have another task hold what a task does, too."""
@@ -327,18 +361,21 @@ class Copies:
 
     async def copy_written(self, names: frozenset[Name]) -> None:
         """See `Keeper.copy_written`. What moves meanwhile is made equal before the next run."""
+        if not (self._whole or self._any):
+            return  # nobody has a copy yet, which the first run makes
         await self.follow_no_more()
+        self._wrote |= any(not names.isdisjoint(self._holders.variables[task]) for task in self._out)
         self.doubtful |= self._made is not self._whole  # who was made whole just now is not known as such
         for task, variables in self._holders.variables.items():
             other = self._holders.after(task)
             written = {name: variables[name] for name in names & variables.keys()}
-            if not (written and self.is_whole(task) and self.is_whole(other)):
+            if not (written and self._has_all(task) and self._has_all(other)):
                 continue
             self.doubtful |= self.moving
             try:
                 await self._copy(written, task, other)
             except RemoteError:
-                if not self.is_whole(task):
+                if not self._has_all(task) or not (self._whole or other in self._runner.lost):
                     raise
                 self.doubtful = True  # the other one is lost, or was not reached: it is made equal before the next run
 

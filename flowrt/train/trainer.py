@@ -31,6 +31,10 @@ class Trainer(Built):
         known, maker = copies_known(session, self), self._maker(session)
         return known or Copies(session, self, maker.holders(), maker.guide)
 
+    async def keep_copies(self, session: Session) -> None:
+        if len(set(self.servers)) > 1:  # else nobody can, which is said where training is to begin
+            await (await self.copies_on(session)).open()
+
     def _maker(self, session: Session) -> Maker:
         maker = self._makers.get(session)
         if maker is None:

@@ -26,6 +26,7 @@ from flowrt.session.cluster_runner import ClusterRunner
 if TYPE_CHECKING:
     from pathlib import Path
 
+SERVERS = PS, "/job:ps/task:1"
 INPUTS = {"x": fr.Spec("float32", (None, 3))}
 
 
@@ -38,9 +39,9 @@ def batches() -> Iterator[dict[str, np.ndarray]]:
         yield {"x": np.ones((2, 3), np.float32)}
 
 
-def training(policy: Any, replicas: Any = 3) -> tuple[fr.Graph, Any]:
+def training(policy: Any, replicas: Any = 3, **how: Any) -> tuple[fr.Graph, Any]:
     with fr.Graph() as graph:
-        return graph, fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=replicas, policy=policy)
+        return graph, fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=replicas, policy=policy, **how)
 
 
 @asynccontextmanager
@@ -78,6 +79,49 @@ async def test_a_session_opens_soon_without_a_stopped_node_that_training_can_do_
             if 1 in report.kept:
                 break
         await steps.aclose()
+
+
+@pytest.mark.parametrize(("servers", "restored"), [(2, False), (3, True)])
+async def test_a_session_opens_soon_without_a_server_whose_variables_another_holds(
+    servers: int, restored: bool, patient: None, tmp_path: Path
+) -> None:
+    async with LocalCluster(ps=servers, worker=2) as cluster, asyncio.timeout(60):
+        for number in range(4):
+            graph, trainer = training(None, 2, servers=servers, copies=2)
+            checkpoints = fr.Checkpoints(tmp_path) if restored else None
+            async with fr.Session(graph, cluster=cluster, checkpoints=checkpoints) as session:
+                assert session.lost == ({PS} if number in (1, 2) else frozenset())
+                (value,) = await session.run(trainer.variables)
+                assert value.tolist() == [-2.0 * number] * 3, "read, or restored, where another has it"
+                steps = trainer.steps(session, batches())
+                assert [(await anext(steps)).rolled_back for _ in range(2)] == [None] * 2
+                await steps.aclose()
+                if restored:
+                    await session.save()
+            if number == 0:
+                cluster.processes[PS].kill()
+                await cluster.processes[PS].wait()
+            elif number == 2:
+                await cluster.respawn(PS)
+
+
+async def test_where_nobody_has_anything_a_server_is_waited_for_that_may_have_all(patient: None) -> None:
+    graph, trainer = training(None, 2, servers=2, copies=2)
+    with graph:
+        assigned = trainer.variables[0].assign([1.0, 2.0, 3.0])
+    async with LocalCluster(ps=2, worker=2) as cluster, asyncio.timeout(60):
+        async with fr.Session(graph, cluster=cluster) as session:
+            await session.run(assigned)
+        cluster.processes[SERVERS[1]].kill()
+        await cluster.processes[SERVERS[1]].wait()
+        await cluster.respawn(SERVERS[1])
+        async with stopped(cluster, PS):
+            opening = asyncio.ensure_future(fr.Session(graph, cluster=cluster).__aenter__())
+            done, _ = await asyncio.wait([opening], timeout=2 * LEAST)
+            assert not done
+        session = await opening
+        assert (await session.run(trainer.variables[0])).tolist() == [1.0, 2.0, 3.0]
+        await session.__aexit__(None, None, None)
 
 
 async def test_a_stopped_node_that_is_needed_is_waited_for_until_it_goes_on(patient: None) -> None:
@@ -193,6 +237,13 @@ def test_a_graph_can_do_without_nodes_that_it_does_not_name_and_without_replicas
     assert not can_do_without(graph, (), {PS}, devices(*WORKERS[:2])), "its variables lie there"
     assert not can_do_without(training(fr.train.AllOf(), 2)[0], (), {WORKERS[1]}, there)
     assert can_do_without(training(fr.train.AllOf(), (1, 2))[0], (), {WORKERS[1]}, there)
+    twice, _ = training(None, 2, servers=2, copies=2)
+    assert can_do_without(twice, (), {PS}, devices(SERVERS[1], *WORKERS))
+    assert not can_do_without(twice, [PS], {PS}, devices(SERVERS[1], *WORKERS))
+    assert not can_do_without(twice, (), set(SERVERS), devices(*WORKERS))
+    with twice, fr.device(PS):
+        fr.Variable(1.0, name="alone")
+    assert not can_do_without(twice, (), {PS}, devices(SERVERS[1], *WORKERS)), "nobody has that, too"
     with fr.Graph() as both:
         fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, policy=fr.train.FirstOf(1))
         with fr.device(WORKERS[1]):

@@ -357,6 +357,24 @@ async def test_another_session_goes_on_from_what_the_servers_hold_that_are_left(
                 await cluster.respawn(server)
 
 
+async def test_what_a_session_restores_it_trains_on_though_copies_were_newer(tmp_path: Path) -> None:
+    async with fr.LocalCluster(ps=2, worker=2) as cluster, asyncio.timeout(60):
+        for restored in (0, 2):
+            with fr.Graph() as graph:
+                trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2, copies=2)
+            async with fr.Session(graph, cluster=cluster, checkpoints=fr.Checkpoints(tmp_path)) as session:
+                if restored:
+                    await session.restore(restored)
+                steps = trainer.steps(session, batches())
+                for step in range(restored + 1, 5):
+                    report = await anext(steps)
+                    assert (report.step, report.rolled_back) == (step, None)
+                    if step % 2 == 0:
+                        await session.save()
+                await Training(cluster, session, trainer).check(report)
+                await steps.aclose()
+
+
 async def test_servers_that_die_at_random_moments_lose_nothing() -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
