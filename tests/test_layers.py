@@ -48,6 +48,7 @@ FAMILIES = [
     "slices",
     "index",
     "routing",
+    "parts",
     "linalg",
     "contraction",
 ]

@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +50,7 @@ from flowrt.net.wire.messages import (
     to_data,
 )
 from flowrt.sched.host.credit import way_to
-from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey
+from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey, Waiter
 
 if TYPE_CHECKING:
     from flowrt.base.codec import Allocate
@@ -74,9 +75,8 @@ class Allowance:
         self.left = total
 
     @contextmanager
-    def promise(self, spec: Spec) -> Iterator[int]:
-        """The room for a value of ``spec`` to come; too little for it where the allowance does not reach."""
-        nbytes = spec.nbytes if spec.known else SMALL
+    def promise(self, nbytes: int) -> Iterator[int]:
+        """The room for a value of so many bytes to come; too little for it where the allowance does not reach."""
         promised = nbytes if SMALL < nbytes <= self.left else 0
         self.left -= promised
         try:
@@ -210,12 +210,15 @@ class TensorLink:
         if self._runner is not None:
             self._runner.cancel()
 
-    async def pull(self, key: StepKey, edge: int, spec: Spec, announced: int | None = None) -> Array | Dead:
+    async def pull(
+        self, key: StepKey, edge: int, spec: Spec, announced: int | None = None, expected: int = 0
+    ) -> Array | Dead:
         """The value of ``edge`` of step ``key``; waits until it is there and there is room for it.
 
-        ``announced`` is how many bytes it has, where the peer has said so of one that is there. Raises what went wrong
-        at the peer, `ResourceError` where there is no memory for it, or `LinkBroken`. Cancelled, it tells the peer to
-        forget the request.
+        ``announced`` is how many bytes it has, where the peer has said so of one that is there. One that is
+        ``expected`` to have so many, as nobody knows before, may come pushed as well. Raises what went wrong at the
+        peer, `ResourceError` where there is no memory for it, or `LinkBroken`. Cancelled, it tells the peer to forget
+        the request.
         """
         if self._ending is not None:
             raise self._broken()
@@ -223,8 +226,8 @@ class TensorLink:
         try:
             reply: Any = None if announced is None else TooLarge(request, announced)
             if reply is None:
-                with self._store.allowance.promise(spec) as room:
-                    reply = await self._ask(request, Pull(request, *key, edge, room))
+                with self._store.allowance.promise(spec.nbytes if spec.known else expected) as room:
+                    reply = await self._ask(request, Pull(request, *key, edge, room), bool(expected))
             if isinstance(reply, TooLarge):
                 async with self._store.budget.reserve(reply.nbytes):
                     self._store.check_room(reply.nbytes, spec, where)
@@ -301,12 +304,22 @@ class TensorLink:
 
     # ── pulling ──
 
-    async def _ask(self, request: int, message: Any) -> Any:
+    async def _ask(self, request: int, message: Pull | Grant, may_be_pushed: bool = False) -> Any:
         reply = self._replies[request] = asyncio.get_running_loop().create_future()
         if self._ending is not None:
             raise self._broken()
         self.post(message)
+        if isinstance(message, Pull) and may_be_pushed:
+            came = Waiter(partial(self._pushed_instead, request))
+            self._store.rendezvous.wait((message.epoch, message.number), message.edge, came)
         return await reply
+
+    def _pushed_instead(self, request: int, value: Any) -> None:
+        """What was asked for was made before the request came, and is small."""
+        reply = self._replies.get(request)
+        if reply is not None and not reply.done() and not isinstance(value, Announced):
+            reply.set_result(value)
+            self.post(Forget(request))
 
     def _settle(self, message: Value | DeadValue | TooLarge | Fault) -> None:
         reply = self._replies.get(message.request)
@@ -355,6 +368,10 @@ def _value_of(reply: Any, peer: str) -> Array | Dead:
             return value
         case DeadValue():
             return DEAD
+        case np.ndarray() | Dead():
+            return reply
+        case FlowrtError():
+            raise reply
         case Fault(_, name, text):
             raise as_error(name, f"from {peer}: {text}")
         case _:

@@ -17,6 +17,7 @@ from flowrt.ops.flow import *
 from flowrt.ops.index import *
 from flowrt.ops.linalg import *
 from flowrt.ops.loops import *
+from flowrt.ops.parts import *
 from flowrt.ops.precision import *
 from flowrt.ops.queues import *
 from flowrt.ops.reduce import *

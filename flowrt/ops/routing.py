@@ -12,7 +12,6 @@ dealt out: see `flowrt.passes.parts`.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -81,7 +80,7 @@ def _room(count: int | None, ends: int | None) -> int | None:
 @op(elsewhere=Elsewhere.AS_FIRST)
 def part_of(x: Operand, starts: Operand, part: int) -> Result:
     """What of ``x`` is one part's, as `route_rows` tells where each begins: a stretch along the first axis."""
-    _check_part(starts, part)
+    check_part(starts, part)
     if x.dims is not None and x.rank < 1:
         raise SpecError(f"a scalar has no parts, got {x}")
     begin, end = starts.value[part : part + 2] if isinstance(starts.value, tuple) else (None, None)
@@ -89,7 +88,7 @@ def part_of(x: Operand, starts: Operand, part: int) -> Result:
     return Spec(x.dtype, None if x.dims is None else (count, *x.shape[1:]))
 
 
-def _check_part(starts: Spec, part: int) -> None:
+def check_part(starts: Spec, part: int) -> None:
     if starts.dtype != np.int64 or (starts.dims is not None and starts.rank != 1):
         raise SpecError(f"the starts of parts are a vector of int64, got {starts}")
     parts = None if starts.dims is None or starts.shape[0] is None else starts.shape[0] - 1
@@ -122,39 +121,6 @@ def join_parts(parts: Sequence[Operand], starts: Operand, order: Operand) -> Res
 def join_parts_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     *parts, starts, _ = node.inputs
     return *(part_of(dy, starts, part) for part in range(len(parts))), None, None
-
-
-@op(gradient=None)
-def take_parts(tables: Sequence[Operand], indices: Operand, bounds: Any) -> Result:
-    """`take` of rows of the table whose rows from ``bounds[i]`` up to the next are those of ``tables[i]``.
-
-    It is made of a lookup where all parts lie in one place, after gradients are taken.
-    """
-    if indices.dtype.kind not in "iu" or indices.dims is None or indices.rank != 1:
-        raise SpecError(f"indices into parts are a vector of integers, got {indices}")
-    if any(table.dims is None or table.rank < 1 or not table.known for table in tables):
-        raise SpecError(f"the parts of a table have rows of known sizes, got {' and '.join(map(str, tables))}")
-    given = list(bounds) if isinstance(bounds, (tuple, list)) else bounds
-    wanted = list(itertools.accumulate((table.concrete[0] for table in tables), initial=0))
-    if given != wanted or not tables:
-        raise SpecError(f"{len(tables)} parts of a table have their rows between bounds {wanted}, got {bounds!r}")
-    if any((table.dtype, table.shape[1:]) != (tables[0].dtype, tables[0].shape[1:]) for table in tables):
-        raise SpecError(f"rows of parts are alike, got {' and '.join(map(str, tables))}")
-    return Spec(tables[0].dtype, (indices.shape[0], *tables[0].shape[1:]))
-
-
-@op(gradient=None)
-def group_part(starts: Operand, found: Operand, order: Operand, back: Operand, part: int, size: int) -> Result:
-    """`group_rows` of one part's indices, of ``size`` rows, out of what `route_rows` answers of all of them.
-
-    There are as many values as there are indices of all parts, and in their order. A pass makes it, as `take_parts`.
-    """
-    _check_part(starts, part)
-    for spec in (starts, found, order, back):
-        if spec.dtype != np.int64:
-            raise SpecError(f"parts are grouped by int64 vectors, got {spec}")
-    count = None if back.dims is None else back.shape[0]
-    return Spec("int32" if size < 1 << 31 else "int64", (None if count is None else 3 * count + 2,))
 
 
 @op(gradient=None)

@@ -31,7 +31,7 @@ from flowrt.passes.paddings import join_paddings
 from flowrt.passes.partition import Client, Transfer, partition
 from flowrt.passes.parts import take_together
 from flowrt.passes.place import Supports, place
-from flowrt.passes.prune import prune
+from flowrt.passes.prune import prune, without_meetings
 from flowrt.passes.settle import settle
 from flowrt.passes.simplify import simplify
 from flowrt.passes.stand_in import StandIn, StandIns, stand_in
@@ -154,7 +154,7 @@ def compile_step(
         report("move_gathers", moved=moved)
     if optimize:
         step = count_iterations(rewrite_bodies(step, placement, lambda body, _: count_iterations(body, inside=True)))
-        step, placement = _join(step, placement, supports, fusible, regions, report)
+        step, placement = _join(without_meetings(step), placement, supports, fusible, regions, report)
     parts = partition(step, placement, home=None if ends is Ends.USED else home, client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
     return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host, tuple(away or ()))
@@ -203,7 +203,7 @@ def _join(
         fused, homes = fuse(contracted, where, fusible, regions=False)
         return join_paddings(append_epilogues(fused, homes, fusible), homes, fusible)
 
-    step, placement = simplify(take_together(step, placement, supports), placement)
+    step, placement = simplify(*take_together(step, placement, supports))
     where = placement
     before, step = step, bag(step, placement, supports)
     if len(step.nodes) < len(before.nodes):

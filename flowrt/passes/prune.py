@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import FeedError, GraphError
@@ -32,6 +34,25 @@ def prune(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feed
     return StepGraph(
         graph, nodes, tuple(feeds), specs, tuple(_ref(t, fed) for t in fetches), tuple(node.index for node in targets)
     )
+
+
+def without_meetings(step: StepGraph) -> StepGraph:
+    """``step`` without targets that do nothing but wait for others: these are targets instead.
+
+    All tasks are waited for anyway, and one need not be told that the others are done.
+    """
+    waited_for = Counter(source for node in step.nodes.values() for source in {*node.before})
+    nodes, targets, look = dict(step.nodes), dict.fromkeys(step.targets), list(step.targets)
+    while look:
+        node = nodes.get(look.pop())
+        if node is None or node.op.name != "no_op" or waited_for[node.id]:
+            continue
+        del nodes[node.id], targets[node.id]
+        sources = {*node.before}
+        waited_for.subtract(sources)
+        targets |= dict.fromkeys(sorted(sources))
+        look += sources
+    return replace(step, nodes=nodes, targets=tuple(targets))
 
 
 def placeholders_of(wanted: Iterable[Any]) -> tuple[Tensor, ...]:

@@ -107,6 +107,11 @@ async def open_and_push(remote: Remote, peer: str, key: StepKey, edge: int) -> N
 
 @effect
 async def recv(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
+    return await receive(host, context, node)
+
+
+async def receive(host: Host, context: RunContext, node: PlanNode, expected: int = 0) -> Sequence[Array | Dead]:
+    """What ``node`` receives, which is ``expected`` to have about so many bytes where it had them the last time."""
     edge, peer, announced = node.attrs["edge"], node.attrs["peer"], None
     if host.remote is None:
         raise InternalError(f"{node.where()}: {host.task} has no way to {peer}")
@@ -116,7 +121,7 @@ async def recv(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) 
             return (value,)
         announced = value.nbytes or None if isinstance(value, Announced) else None
     try:
-        return (await host.remote.pull(peer, context.key, edge, node.outputs[0], announced),)
+        return (await host.remote.pull(peer, context.key, edge, node.outputs[0], announced, expected),)
     except ResourceError as error:
         raise ResourceError(f"{node.where()}: {error}") from None
 

@@ -11,11 +11,13 @@ from step_world import CLIENT, CLUSTER, CPU, LOCAL
 
 from flowrt.base.device import Device
 from flowrt.graph import Graph, device
-from flowrt.ops.elementwise import add, negative
+from flowrt.ops.elementwise import add, negative, square
 from flowrt.ops.flow import group
 from flowrt.ops.index import take
+from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.source import constant, placeholder
 from flowrt.ops.state import Variable
+from flowrt.optim import Adam
 from flowrt.passes import Compiled, Transfer
 
 # ── partition ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -111,7 +113,25 @@ def test_who_has_a_part_of_a_table_is_sent_all_ids_where_rows_are_no_less(column
     result = compiled([rows], feeds=[ids], devices=servers, default=servers[0], client=CLIENT)
     does = [ops(result, server.host) for server in servers]
     assert sorted(each["route_rows"] for each in does) == [int(columns == 2), 1]
+    assert sorted(each["move_parts"] for each in does) == [int(columns == 2)] * 2
     assert sum(each["send"] for each in does) == (2 if columns == 2 else 6)
+
+
+@pytest.mark.parametrize("partition", [2, 8])
+def test_rows_of_all_parts_of_a_server_travel_as_one_and_so_do_their_values(partition: int) -> None:
+    servers = [Device("ps", task, "cpu", 0) for task in range(2)]
+    with Graph():
+        ids = placeholder("int64", (None,))
+        with device("/job:ps"):
+            table = Variable(np.zeros((1 << 14, 64), "float32"), name="table", partition=partition)
+        rows = take(table, ids)
+        step = Adam(0.1).minimize(sum_(square(rows)))
+    result = compiled([rows], [step], feeds=[ids], devices=servers, default=servers[0], client=CLIENT)
+    does = [ops(result, server.host) for server in servers]
+    assert sum(each["send"] for each in does) == 3  # rows one way, their gradients the other, and what is fetched
+    assert [each["move_parts"] for each in does] == [2, 1]  # put together and packed, packed
+    assert [each["adam_rows"] for each in does] == [partition // 2] * 2
+    assert all(each["take"] == each["join_parts"] == 0 for each in does)
 
 
 def test_order_across_tasks_is_one_token_per_task() -> None:

@@ -222,8 +222,10 @@ class Task:
         await asyncio.sleep(self._rng.random() * 1e-3)
         return work(*args)
 
-    async def pull(self, peer: str, key: StepKey, edge: int, spec: Spec, announced: int | None = None) -> Any:
-        return await self.links[peer].pull(key, edge, spec, announced)
+    async def pull(
+        self, peer: str, key: StepKey, edge: int, spec: Spec, announced: int | None = None, expected: int = 0
+    ) -> Any:
+        return await self.links[peer].pull(key, edge, spec, announced, expected)
 
     def pulls(self, peer: str, spec: Spec) -> bool:
         return peer == CLIENT or is_large(spec)

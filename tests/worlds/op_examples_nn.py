@@ -13,6 +13,7 @@ from op_examples_windows import WINDOWS
 import flowrt.ops as fr
 from flowrt.base.spec import Spec
 from flowrt.ops import index, linalg, nn, recurrent, routing, slices
+from flowrt.ops import parts as parted
 from flowrt.ops.moments import standardize, sums_about
 
 NAN, INF = np.float32("nan"), np.float32("inf")
@@ -42,6 +43,23 @@ def _padded(found: Any, order: Any, back: Any) -> tuple[np.ndarray, ...]:
         for part, given in enumerate(parts):
             sorted_too[4 * part : 4 * part + len(given)] = given
     return np.int64([0, 4, 8, 12]), *full, np.int64(back)
+
+
+def _grouped(starts: Any, found: Any, order: Any, back: Any) -> Any:
+    """The groups of the middle one of three parts, by the places of indices."""
+    return parted.group_part(starts, found, order, back, 1, 3)
+
+
+def _put(x: Any, y: Any, *routed: Any) -> Any:
+    """Rows of three parts in their places: the middle one's of the table ``x``, the others' packed in ``y``."""
+    numbers, _ = parted.pack_parts(*routed[:2], (0, 1, 0))
+    return parted.move_parts([y, x, y], *routed, numbers, (0, 1, 2), ("numbers", "found", "numbers"), "order")
+
+
+def _packed_up(x: Any, *routed: Any) -> Any:
+    """The rows of ``x`` that the first and the last of three parts are sent."""
+    numbers, ends = parted.pack_parts(*routed[:2], (0, 1, 0))
+    return routing.part_of(parted.move_parts([x, x], *routed, numbers, (0, 2), ("order",) * 2, "numbers"), ends, 0)
 
 
 ROWS = np.int64([3, -1, 3, 0, 9, 3])
@@ -152,7 +170,7 @@ INDEX = [
     ),
     Example(
         "take_parts",
-        lambda x, y, i: routing.take_parts([x, y], i, (0, 4, 5)),
+        lambda x, y, i: parted.take_parts([x, y], i, (0, 4, 5)),
         (normal(4, 2, 3), normal(1, 2, 3, seed=1), np.int64([4, 0, -1, 3, slices.ABSENT, -5])),
         lambda x, y, i: np.concatenate([x, y, 0 * y])[[4, 0, 4, 3, 5, 0]],
         gradient=False,
@@ -160,9 +178,31 @@ INDEX = [
     ),
     Example(
         "group_part",
-        lambda i: routing.group_part(*routing.route_rows(i, np.int64([0, 1, 4, 6]), padded=True), 1, 3)[:4],
+        lambda i: _grouped(*routing.route_rows(i, np.int64([0, 1, 4, 6]), padded=True))[:4],
         (np.int32([5, 3, 0, 2, 3, -3]),),
         lambda i: np.int32([2, 0, 3, 4]),
+    ),
+    Example(
+        "pack_parts",
+        lambda s, f: parted.pack_parts(s, f, (1, 0, 1)),
+        (np.int64([0, 2, 3, 5]), np.zeros(5, "int64")),
+        lambda s, f: (np.int64([0, 1, 0, 2, 3]), np.int64([0, 1, 0, 4])),
+    ),
+    Example(
+        "move_parts",
+        lambda x, y, i: _put(x, y, *routing.route_rows(i, np.int64([0, 1, 4, 6]), padded=True)),
+        (normal(3, 2), normal(9, 2, seed=1), np.int64([5, 3, slices.ABSENT, 2, 3, -3])),
+        lambda x, y, i: np.stack([y[4], x[2], y[0], x[1], x[2], x[2]]),
+        gradient=False,
+        open_sizes=False,
+    ),
+    Example(
+        "move_parts",
+        lambda x, i: _packed_up(x, *routing.route_rows(i, np.int64([0, 1, 4, 6]), padded=True)),
+        (normal(6, 2), np.int64([5, 3, 0, 2, 3, -3])),
+        lambda x, i: np.stack([x[2], *[0 * x[0]] * 3, x[0], *[0 * x[0]] * 3]),
+        gradient=False,
+        note="computed",
     ),
     Example(
         "take",

@@ -101,13 +101,12 @@ class NetworkNode:
         self._reigns: dict[str, Reign] = {}  # by epoch
         self._known: dict[str, tuple[str, int]] = {}  # where masters said last that tasks are
         self._over: OrderedDict[str, float] = OrderedDict()  # incarnations of epochs that ended, `inf` for another's
-        knows = self._reigns.__contains__
         self._local = Local(host.memory)
         self._store = LinkStore(
             host.rendezvous,
             host.budget,
             Allowance(),
-            knows,
+            self._reigns.__contains__,
             self._local.received,
             self._hear_posted,
             self._local,
@@ -125,9 +124,8 @@ class NetworkNode:
     async def serving(self, host: str, port: int) -> AsyncIterator[OpenPort]:
         """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
         task, local, birth = self.host.task, self._local, secrets.token_hex(8)
-        met = Serve(task, tuple(self.host.devices), local.host, local.way, self._imports, birth)
-        hello = to_hello(met)
-        allocate, local, tls = self._local.received, self._local, self._tls
+        hello = to_hello(Serve(task, tuple(self.host.devices), local.host, local.way, self._imports, birth))
+        allocate, tls = local.received, self._tls
         door = serve(host, port, self._token, self._attend, hello=hello, allocate=allocate, local=local, tls=tls)
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as self._tasks:
@@ -142,9 +140,11 @@ class NetworkNode:
 
     # ── how steps exchange values with other tasks ──
 
-    async def pull(self, peer: str, key: StepKey, edge: int, spec: Spec, announced: int | None = None) -> Array | Dead:
+    async def pull(
+        self, peer: str, key: StepKey, edge: int, spec: Spec, announced: int | None = None, expected: int = 0
+    ) -> Array | Dead:
         """What ``peer`` sends on ``edge``."""
-        return await (await self._way(peer, key)).pull(key, edge, spec, announced)
+        return await (await self._way(peer, key)).pull(key, edge, spec, announced, expected)
 
     def pulls(self, peer: str, spec: Spec) -> bool:
         """Whether values are asked for ahead: large ones, and a client's, which come with the start or not at all."""

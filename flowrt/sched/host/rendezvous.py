@@ -63,8 +63,13 @@ class Pushed(Enum):
 class Remote(Protocol):
     """How values are exchanged with other tasks, and messages sent to them."""
 
-    async def pull(self, peer: str, key: StepKey, edge: int, spec: Spec, announced: int | None = None) -> Array | Dead:
-        """The value ``peer`` sends on ``edge`` of the step ``key``; ``announced`` is its bytes, where that is known."""
+    async def pull(
+        self, peer: str, key: StepKey, edge: int, spec: Spec, announced: int | None = None, expected: int = 0
+    ) -> Array | Dead:
+        """The value ``peer`` sends on ``edge`` of the step ``key``; ``announced`` is its bytes, where that is known.
+
+        Of one that is ``expected`` to have so many, but may be small, it is what is pushed where that comes first.
+        """
 
     def pulls(self, peer: str, spec: Spec) -> bool:
         """Whether values of ``spec`` are to be pulled from ``peer``; else they are pushed, or announced."""
