@@ -40,14 +40,26 @@ _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([
 def main(arguments: Sequence[str]) -> int:
     """Make keys as the command line says; answers the exit code."""
     given = _parser().parse_args(arguments)
+    before = [(Path(given.folder) / name).exists() for name in (CERT, CA)]
     try:
         hosts = make_keys(given.folder, given.hosts, days=given.days, new_authority=given.new_authority)
     except FlowrtError as error:
         print(f"flowrt keys: {error}", file=sys.stderr)
         return 2
     print(f"{given.folder}: a certificate for {', '.join(hosts)}, good for {given.days:g} days")
-    print(f"copy all but {AUTHORITY} to each machine, readable by its owner alone, and start nodes with --tls")
+    print(_what_next(*before, given.new_authority))
     return 0
+
+
+def _what_next(certified: bool, known: bool, new_authority: bool) -> str:
+    if known and new_authority:
+        return (
+            f"copy {CA} to each machine first, then {CERT} and {KEY}; once all have these, take the old authority, the "
+            f"last in {CA}, out of it and copy it again: nobody needs to be started again"
+        )
+    if certified:
+        return f"copy {CERT} and {KEY} to each machine: nobody needs to be started again"
+    return f"copy all but {AUTHORITY} to each machine, readable by its owner alone, and start nodes with --tls"
 
 
 def make_keys(

@@ -285,10 +285,10 @@ class Checkpoints:
 
     async def _write(self, saving: Saving) -> None:
         """Have what is kept be written, whole or not at all."""
-        what = f"saving step {saving.step} in {self.url}, MiB"
+        what = f"saving step {saving.step} in {self.url}{', MiB' * (saving.nbytes >= MIB)}"
         at = _CheckpointDraft()
         try:
-            with Activity(what, saving.nbytes // MIB, look=lambda activity: self._look(activity, at)):
+            with Activity(what, saving.nbytes // MIB or None, look=lambda activity: self._look(activity, at)):
                 await in_thread(self._begin, saving, at)
                 shards = await saving.write(self._store.url, at.draft)
                 await in_thread(self._commit, saving, at, shards)

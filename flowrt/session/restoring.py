@@ -223,8 +223,9 @@ def _ways_around(found: Fit, saved: Specs, held: Mapping[Name, Resource], vague:
             "which of those without a name is which hangs on the order in which they were built, and the graph has "
             f"changed; {OWN_NAMES}, and tell by rename which of them the saved ones are"
         )
-    hint = _suggested(found, saved, held, vague) or "{saved name: name in the graph}"
-    yield f"fr.Checkpoints(..., rename={hint}) restores what has another name now"
+    if found.missing and found.unused:
+        hint = _suggested(found, saved, held, vague) or "{saved name: name in the graph}"
+        yield f"fr.Checkpoints(..., rename={hint}) restores what has another name now"
     if held and not found.restored:
         yield "nothing is common to both, so partial=True restores nothing"
     else:

@@ -66,6 +66,7 @@ async def test_whatever_is_missing_or_left_over_is_refused(tmp_path: Path, names
     text = await refusal(of(*names), tmp_path)
     for name in {"a", "b"} ^ set(names):
         assert repr(name) in text
+    assert ("rename=" in text) == (names == ("a", "c"))  # else there is nothing to be renamed, or to which
     if "a" in names:
         assert "'a'" not in text
 
@@ -74,7 +75,9 @@ async def test_another_dtype_is_another_spec(tmp_path: Path) -> None:
     saved(tmp_path, "a")
     with fr.Graph() as graph:
         fr.Variable(np.zeros(2), name="a")
-    assert re.search(r"'a' is float64\[2\] .*, but saved float32\[2\]", await refusal(graph, tmp_path))
+    text = await refusal(graph, tmp_path)
+    assert re.search(r"'a' is float64\[2\] .*, but saved float32\[2\]", text)
+    assert "rename=" not in text
 
 
 async def test_a_restore_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:

@@ -449,6 +449,16 @@ def test_keys_are_private_and_are_renewed_by_the_same_authority(tmp_path: Path) 
         make_keys(tmp_path)
 
 
+def test_who_makes_keys_is_told_what_to_copy_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more, told in (
+        ([], "copy all but ca.key to each machine"),
+        ([], "copy cert.pem and key.pem to each machine: nobody needs to be started again"),
+        (["--new-authority"], "copy ca.pem to each machine first, then cert.pem and key.pem; once all have these"),
+    ):
+        assert main([str(tmp_path / "keys"), *more]) == 0
+        assert told in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("days", ["0", "-3", "nan", "inf", "3651", "1e9", "many"])
 def test_a_certificate_is_for_some_days_that_its_authority_has(
     days: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
