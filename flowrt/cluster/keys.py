@@ -40,14 +40,14 @@ _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([
 def main(arguments: Sequence[str]) -> int:
     """Make keys as the command line says; answers the exit code."""
     given = _parser().parse_args(arguments)
-    before = [(Path(given.folder) / name).exists() for name in (CERT, CA)]
+    certified, known = ((Path(given.folder) / name).exists() for name in (CERT, CA))
     try:
         hosts = make_keys(given.folder, given.hosts, days=given.days, new_authority=given.new_authority)
     except FlowrtError as error:
         print(f"flowrt keys: {error}", file=sys.stderr)
         return 2
     print(f"{given.folder}: a certificate for {', '.join(hosts)}, good for {given.days:g} days")
-    print(_what_next(*before, given.new_authority))
+    print(_what_next(certified, known, given.new_authority))
     return 0
 
 

@@ -138,6 +138,7 @@ class TensorLink:
         self._store = store
         self._requests = itertools.count()
         self._replies: dict[int, asyncio.Future[Any]] = {}  # to pulls of ours
+        self._ahead: set[int] = set()  # those of our pulls whose values may be pushed instead
         self._serving: dict[int, asyncio.Task[None]] = {}  # pulls of theirs
         self._grants: dict[int, asyncio.Future[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -229,6 +230,7 @@ class TensorLink:
                 with self._store.allowance.promise(spec.nbytes if spec.known else expected) as room:
                     reply = await self._ask(request, Pull(request, *key, edge, room), bool(expected))
             if isinstance(reply, TooLarge):
+                self._ahead.discard(request)
                 async with self._store.budget.reserve(reply.nbytes):
                     self._store.check_room(reply.nbytes, spec, where)
                     granted = Grant(request) if announced is None else Pull(request, *key, edge, announced)
@@ -238,6 +240,7 @@ class TensorLink:
             raise
         finally:
             self._replies.pop(request, None)
+            self._ahead.discard(request)
         value = _value_of(reply, self.peer)
         return value if isinstance(value, Dead) else checked(value, spec, where)
 
@@ -310,6 +313,7 @@ class TensorLink:
             raise self._broken()
         self.post(message)
         if isinstance(message, Pull) and may_be_pushed:
+            self._ahead.add(request)
             came = Waiter(partial(self._pushed_instead, request))
             self._store.rendezvous.wait((message.epoch, message.number), message.edge, came)
         return await reply
@@ -323,6 +327,8 @@ class TensorLink:
 
     def _settle(self, message: Value | DeadValue | TooLarge | Fault) -> None:
         reply = self._replies.get(message.request)
+        if isinstance(message, Fault) and message.error == StepCancelled.__name__ and message.request in self._ahead:
+            return  # the peer's part of the step is over: then the value was pushed, on a link of its own, or all is
         if reply is not None and not reply.done():
             reply.set_result(message)
 

@@ -111,7 +111,10 @@ async def recv(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) 
 
 
 async def receive(host: Host, context: RunContext, node: PlanNode, expected: int = 0) -> Sequence[Array | Dead]:
-    """What ``node`` receives, which is ``expected`` to have about so many bytes where it had them the last time."""
+    """What ``node`` receives, which is ``expected`` to have about so many bytes where it had them the last time.
+
+    Whatever the plan does not know to be large may be pushed before it is asked for.
+    """
     edge, peer, announced = node.attrs["edge"], node.attrs["peer"], None
     if host.remote is None:
         raise InternalError(f"{node.where()}: {host.task} has no way to {peer}")
@@ -120,6 +123,8 @@ async def receive(host: Host, context: RunContext, node: PlanNode, expected: int
         if isinstance(value, (np.ndarray, Dead)):
             return (value,)
         announced = value.nbytes or None if isinstance(value, Announced) else None
+    if not node.outputs[0].known:
+        expected = max(expected, 1)
     try:
         return (await host.remote.pull(peer, context.key, edge, node.outputs[0], announced, expected),)
     except ResourceError as error:

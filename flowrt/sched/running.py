@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from flowrt.base.device import CLIENT
 from flowrt.base.errors import DeadTensorError, FlowrtError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.sched.ahead import Ahead
@@ -316,12 +315,12 @@ class StepRun:
         return True
 
     def _expected(self, activation: int, node: PlanNode) -> int:
-        """The room for what is received from another node of a size that its plan does not say, and was large last.
+        """The room for what is received of a size that the plan does not say, and was large last.
 
-        It is asked for at once, as its peer would else have to tell first that it is there. There is some more room
-        than it took, as sizes that values decide come to about the same.
+        It is asked for at once, as its peer would else have to tell first that it is there, and how large. There is
+        some more room than it took, as sizes that values decide come to about the same.
         """
-        if node.op != "recv" or node.outputs[0].known or node.attrs["peer"] == CLIENT:
+        if node.op != "recv" or node.outputs[0].known:
             return 0
         last = self.executor.sizes.get(activation, 0)
         return last + last // 4 if last > LARGE else 0

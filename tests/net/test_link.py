@@ -17,7 +17,7 @@ from flowrt.net.link import SMALL, Allowance, LinkStore, TensorLink
 from flowrt.net.wire.frames import allocate_array
 from flowrt.net.wire.messages import Announce, Forget, Grant, Pull, TooLarge, to_data
 from flowrt.sched.host.memory import Memory
-from flowrt.sched.host.rendezvous import Budget, Rendezvous
+from flowrt.sched.host.rendezvous import Announced, Budget, Rendezvous
 
 if TYPE_CHECKING:
     from flowrt.base.codec import Allocate
@@ -129,6 +129,32 @@ async def test_what_is_promised_ahead_is_bounded_too() -> None:
         for edge, task in enumerate(others, 1):
             assert (await task == edge).all()
     assert here.allowance.left == BUDGET // 2
+
+
+@on_both_loops
+async def test_what_is_asked_for_ahead_may_be_pushed_before_and_after_the_peers_part_is_over() -> None:
+    spec, value, large = Spec("uint8", (None,)), np.ones(3, np.uint8), np.full(BUDGET, 2, np.uint8)
+    here, there = store(allowance=2 * BUDGET), store()
+    there.rendezvous.open(KEY)
+    async with linked(here, there) as link, asyncio.TaskGroup() as tasks:
+        early, late, announced, given = (
+            tasks.create_task(link.pull(KEY, edge, spec, expected=BUDGET + 8)) for edge in range(4)
+        )
+        here.rendezvous.arrive(KEY, 0, value)
+        assert (await early == 1).all()
+        here.rendezvous.arrive(KEY, 2, Announced(large.nbytes))  # on its way as we asked
+        for edge in (2, 3):
+            await there.rendezvous.send(KEY, edge, large)
+        assert (await announced == 2).all()
+        assert (await given == 2).all()
+        there.rendezvous.close(KEY)  # what was pushed comes on another link, and may be behind the refusal
+        there.rendezvous.open(("epoch", 2), {0: value})
+        assert (await link.pull(("epoch", 2), 0, spec) == 1).all()
+        assert not late.done()
+        here.rendezvous.arrive(KEY, 1, value)
+        assert (await late == 1).all()
+    assert (here.allowance.left, here.budget.used) == (2 * BUDGET, 0)
+    assert not link._ahead
 
 
 @on_both_loops
