@@ -20,6 +20,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 BUDGET = 0.01  # of all worth may be spent on trying out whether waiting longer pays
 APART = 8  # versions between two such tries, at least; and between two that are not closed at the best number of late
+TINY = 1e-12  # does not count
 PATIENCE = 1.5  # times as long as half of the first versions' updates took, their others are waited for
 
 
@@ -87,8 +88,8 @@ class History:
 class Lesson:
     """A version that was applied, and what was known before it.
 
-    What follows is worked out when the next decision asks for it: until then all replicas wait to be told the new
-    values, from then on they compute.
+    What follows is worked out once replicas compute again, or when the next decision asks for it: before that, all of
+    them wait to be told the new values.
     """
 
     def __init__(self, before: History, record: Record, least: int) -> None:
@@ -120,7 +121,7 @@ class Adaptive(Policy):
     """
 
     at_least: int = 1
-    _ready: bool = field(default=False, init=False, repr=False, compare=False)
+    _late: frozenset[int] | None = field(default=None, init=False, repr=False, compare=False)  # in the first version
     _lesson: Lesson | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -144,7 +145,7 @@ class Adaptive(Policy):
         if not able:
             return _close(offers, "nobody else can come")
         if self._lesson is None:
-            return _decide_first(offers, able, now)
+            return _decide_first(offers, able, now, self._late or frozenset())
         history = self._lesson.history
         if history.tries:
             return _try_out(history, offers, able, now)
@@ -155,22 +156,29 @@ class Adaptive(Policy):
     # ── after it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def after(self, record: Record) -> Adaptive:
-        """The policy that knows of that version, too; but of the first one, in which nodes still got ready, nothing."""
-        if not self._ready:
-            return replace(self, _ready=True)
+        """The policy that knows of that version; of the first one, in which nodes still got ready, who was late."""
+        if self._late is None:
+            return replace(self, _late=frozenset([replica for replica, _ in record.missing]))
         before = self._lesson.history if self._lesson else _start(record)
         return replace(self, _lesson=Lesson(before, record, self.at_least))
 
+    def prepare(self) -> None:
+        """Learn from the last version."""
+        if self._lesson is not None:
+            _ = self._lesson.history
 
-def _decide_first(offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
-    """Nothing is known yet: wait for all, but not much longer than for half of them."""
+
+def _decide_first(offers: Sequence[Offer], able: Sequence[int], now: float, late: frozenset[int]) -> Close | WaitUntil:
+    """Nothing is known yet: wait for all but who was ``late`` before, and not much longer than for half of them."""
     replicas = len(offers) + len(able)
     half = (replicas + 1) // 2
     if len(offers) < half:
         return WaitUntil(offers=half)
+    if late.issuperset(able):
+        return _close(offers, f"kept {len(offers)} of {replicas}: the others were late in the first version, too")
     until = PATIENCE * offers[half - 1].seconds
     if now < until:
-        return WaitUntil(until, replicas)
+        return WaitUntil(until, len(offers) + 1)
     return _close(offers, f"kept {len(offers)} of {replicas}: {PATIENCE:g} times as long as half of them took")
 
 
@@ -222,9 +230,10 @@ def _waits(times: Array, none: Array, now: float) -> Array:
 
     Between two times its chance to come, if it has not, stays the same.
     """
-    times, none = np.append(now, times), np.append(1.0, np.maximum(none, 1e-300))
-    fall, logs = -np.diff(none), -np.diff(np.log(none))
-    waits: Array = np.cumsum(np.diff(times) * np.where(logs > 1e-9, fall / np.maximum(logs, 1e-9), none[:-1]))
+    times, none = np.concatenate(([now], times)), np.concatenate(([1.0], np.maximum(none, 1e-300)))
+    logs, before = np.log(none), none[:-1]
+    meanwhile = (before - none[1:] + TINY * before) / (logs[:-1] - logs[1:] + TINY)
+    waits: Array = ((times[1:] - times[:-1]) * meanwhile).cumsum()
     return waits
 
 

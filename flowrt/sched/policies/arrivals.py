@@ -19,7 +19,7 @@ import numpy as np
 
 from flowrt.base.valueclass import replace, valueclass
 from flowrt.sched.policies.reading import SAMPLE, ReadingKind, TimesReading
-from flowrt.sched.policies.spread import BINS, CAME, CUT, FACTORS, WIDTH, believe
+from flowrt.sched.policies.spread import BINS, CAME, CUT, FACTORS, MIDDLE, WIDTH, believe
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -123,18 +123,17 @@ class Arrivals:
 
         ``came`` have, after so many ``seconds``. Both in seconds since the version was opened.
         """
-        if (most := max((*came, *able))) >= self.replicas:
+        if (most := max(max(came), max(able))) >= self.replicas:
             return self.of(most + 1).expected(came, seconds, able, now)
         reading = self._reading_of(came, seconds, able, now)
-        pending = reading.alive[np.array(able)]
+        pending = reading.alive.take(able, axis=0) if reading.kind.own else reading.alive[:1]
+        alike = len(able) // len(pending)  # replicas that a row stands for
         cases = self._cases(reading, came, seconds, able, now)
-        more, none = np.empty((2, len(cases), len(AHEAD)))
-        for case, (_, factor) in enumerate(cases):
-            at = reading.bin_at(now, factor)
-            left = pending.take(np.minimum(at + AHEAD, BINS), axis=1)
-            left /= np.maximum(pending[:, at], 1e-20)[:, None]
-            more[case] = len(able) - np.add.reduce(left)
-            none[case] = np.multiply.reduce(left)
+        at = np.array([reading.bin_at(now, factor) for _, factor in cases])[:, None]
+        left = pending.take(at + AHEAD, axis=1, mode="clip")
+        left /= np.maximum(pending.take(at, axis=1), 1e-20)
+        more = len(able) - alike * np.add.reduce(left)
+        none = np.multiply.reduce(left) ** alike
         return max(now, 1e-9) * GRID, np.array([chance for chance, _ in cases]), more, none
 
     def _reading_of(
@@ -159,12 +158,12 @@ class Arrivals:
         """Chances, and the logarithms of factors that stand for all; one where they are all but the same."""
         if not reading.kind.common:
             return [(1.0, 0.0)]
-        beliefs = factor_of(reading, came, seconds, able, now)
-        mean = float(beliefs @ FACTORS)
-        if float(beliefs @ (FACTORS - mean) ** 2) < 1.0:
+        factors, beliefs = factor_of(reading, came, seconds, able, now)
+        mean = float(beliefs @ factors)
+        if float(beliefs @ (factors - mean) ** 2) < 1.0:
             return [(1.0, mean * WIDTH)]
-        case = np.minimum((np.cumsum(beliefs) - 0.5 * beliefs) * CASES, CASES - 1).astype(np.int64)
-        chances, sums = np.bincount(case, beliefs).tolist(), np.bincount(case, beliefs * FACTORS).tolist()
+        case = ((beliefs.cumsum() - 0.5 * beliefs) * CASES).astype(np.int64)
+        chances, sums = np.bincount(case, beliefs).tolist(), np.bincount(case, beliefs * factors).tolist()
         return [(chance, WIDTH * s / chance) for chance, s in zip(chances, sums, strict=True) if chance > 1e-6]
 
     # ── what came ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -214,12 +213,14 @@ class Arrivals:
 
 def factor_of(
     reading: TimesReading, came: Sequence[int], seconds: Sequence[float], able: Sequence[int], now: float
-) -> Array:
-    """[factors]: how likely each is that of the version that is open."""
+) -> tuple[Array, Array]:
+    """Factors, and how likely each is that of the version that is open."""
     step = 1 + (len(came) + len(able)) // SAMPLE
-    there = reading.relative(np.array(came[::step]), np.log(np.maximum(seconds[::step], 1e-9)))
+    logs = np.log(np.maximum(seconds[::step], 1e-9))
+    there = reading.relative(np.array(came[::step]), logs)
     gone = reading.relative(np.array(able[::step], np.int64), _log(now))
-    return believe(reading.spread.evidence(there, gone), reading.to_expect())
+    tried = reading.spread.likely_factors((there - MIDDLE) * WIDTH)
+    return FACTORS[tried], believe(reading.spread.evidence(there, gone, tried), reading.to_expect()[tried])
 
 
 def _log(seconds: float) -> float:

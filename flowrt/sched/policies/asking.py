@@ -86,6 +86,16 @@ def after(policy: Policy, record: Record, replicas: int) -> Policy:
     return answer
 
 
+def prepares(policy: Policy) -> bool:
+    """Whether a policy has something to work out before it is asked."""
+    return type(policy).prepare is not Policy.prepare
+
+
+def prepare(policy: Policy) -> None:
+    """Have it work that out; raises `GraphError` as `decide`."""
+    _called(policy, policy.prepare)
+
+
 def _check_close(policy: Policy, close: Close, replicas: int, offers: Sequence[Offer]) -> None:
     chosen = close.replicas
     if not isinstance(chosen, Collection) or not chosen or not isinstance(close.why, str):

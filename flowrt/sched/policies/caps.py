@@ -56,7 +56,8 @@ class Caps:
     def rate(self, scale: float) -> float:
         """Worth per second: that of what was decided, or of the best m, if that is more."""
         more = self.kept[:0:-1].cumsum()[::-1]  # versions that kept m or more
-        gained = np.cumsum(more * np.diff(worth_of(np.arange(len(self.kept)), scale)))
+        worth = worth_of(np.arange(len(self.kept)), scale)
+        gained = (more * (worth[1:] - worth[:-1])).cumsum()
         return float((gained / np.maximum(self.seconds[1:], 1e-12)).max())
 
     def best(self, least: int) -> int | None:

@@ -104,6 +104,10 @@ class LocalSteps(Policy):
         """With ``policy`` as it goes on."""
         return replace(self, policy=self.policy.after(record))
 
+    def prepare(self) -> None:
+        """As ``policy``."""
+        self.policy.prepare()
+
     def least(self, replicas: int) -> int:
         """As ``policy``."""
         return self.policy.least(replicas)

@@ -120,6 +120,12 @@ class Policy(Fitting):
         """The policy of the next version."""
         return self
 
+    def prepare(self) -> None:
+        """Work out what `decide` will need, if that is not done yet: replicas compute now, and nothing waits for it.
+
+        It changes no answer, and need not be called.
+        """
+
     def least(self, replicas: int) -> int:
         """The fewest updates of ``replicas`` that make a version: it is not asked before so many are there.
 

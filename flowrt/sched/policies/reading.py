@@ -175,9 +175,11 @@ class TimesReading:
 
     def _deconvolve(self, logs: Array, fates: Array) -> TimesReading:
         """With versions' factors by likelihood, as times spread and factors were frequent until now."""
-        tried = self.spread.likely_factors(self.factors)
+        some = self.spread.likely_factors(self.factors)
+        tried = slice(some.start, some.stop)
         usual = (1 - SURPRISE) * (NONE * (FACTORS == 0) + (1 - NONE) * self.frequent) + SURPRISE * ANY
-        beliefs = believe(self.spread.evidences(self._sample(logs, fates), tried), usual[tried])
+        evidence = self.spread.evidences(self._sample(logs, fates), some).repeat(some.step, axis=1)
+        beliefs = believe(evidence[:, : some.stop - some.start], usual[tried])
         weights = _weights(USUAL, len(logs))
         frequent = np.zeros(len(FACTORS))
         frequent[tried] = (weights[:, None] * beliefs).sum(axis=0) / weights.sum()

@@ -21,6 +21,7 @@ REACH = 150  # factors, from 1/20 to 20
 LINDY = 1 - exp(-WIDTH)  # the chance to come in a bin, where nothing is known
 UNKNOWN = 0.1  # times as much as one that was seen, that counts
 WIDEST = 40.0  # bins, of what smooths a density
+STEPS = 16  # in which factors are tried over as many bins as most times spread over
 MARGIN = 25  # bins around factors that seem likely, in which others are tried, too, and as many as times spread over
 
 FACTORS = np.arange(-REACH, REACH + 1)
@@ -80,11 +81,12 @@ class Spread:
         hazards = (wide + UNKNOWN * LINDY) / ((wide + cut)[::-1].cumsum()[::-1] - 0.5 * cut + UNKNOWN)
         return cls(hazards, reached, np.log(density + 1e-9), np.log(later), deviation)
 
-    def evidence(self, came: Array, missing: Array) -> Array:
-        """For each of `FACTORS`, the logarithm of how likely it makes that these came in their bins, those in none."""
-        likely: Array = np.add.reduce(self.log_density.take(came[:, None] - FACTORS, mode="clip"))
+    def evidence(self, came: Array, missing: Array, tried: slice) -> Array:
+        """For factors, the logarithm of how likely each makes that these came in their bins, and those in none."""
+        factors = FACTORS[tried]
+        likely: Array = np.add.reduce(self.log_density.take(came[:, None] - factors, mode="clip"))
         if len(missing):
-            likely += np.add.reduce(self.log_alive.take(missing[:, None] - FACTORS, mode="clip"))
+            likely += np.add.reduce(self.log_alive.take(missing[:, None] - factors, mode="clip"))
         return likely
 
     def evidences(self, marked: Array, tried: slice) -> Array:
@@ -101,10 +103,14 @@ class Spread:
         return summed
 
     def likely_factors(self, logs: Array) -> slice:
-        """Those of `FACTORS` that are worth a try where some are thought to have these logarithms, more or less."""
+        """Those of `FACTORS` that are worth a try where some are thought to have these logarithms, more or less.
+
+        Of times that spread far, every so manieth will do.
+        """
         first, last = (min(max(int(log / WIDTH), -REACH), REACH) + REACH for log in (logs.min(), logs.max()))
-        margin = MARGIN + int(np.diff(np.searchsorted(self.reached, (0.05, 0.95)))[0])
-        return slice(max(first - margin, 0), last + margin + 1)
+        few, most = np.searchsorted(self.reached, (0.05, 0.95)).tolist()
+        margin = MARGIN + most - few
+        return slice(max(first - margin, 0), min(last + margin + 1, len(FACTORS)), 1 + (most - few) // STEPS)
 
 
 def believe(evidence: Array, usual: Array) -> Array:

@@ -34,7 +34,7 @@ from flowrt.sched.drivers.messages import (
     Update,
     make_order,
 )
-from flowrt.sched.policies import policy_from_data
+from flowrt.sched.policies import asking, policy_from_data
 from flowrt.sched.server.reporting import Reporting
 from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.sched.versions.ledger import Cause, Stuck
@@ -384,12 +384,21 @@ class Coordination:
             report = self._reporting.report(made, now)
             self._reporting.forget(self._steady.oldest)
             self._keep(report)
+            if asking.prepares(self._steady.policy):
+                asyncio.get_running_loop().call_soon(self._prepare)
             if self._end is not None:
                 self._finish()
             while self._resting:
                 waiter = self._resting.pop()
                 if not waiter.done():
                     waiter.set_result(None)
+
+    def _prepare(self) -> None:
+        """Have the policy get ready for the open version, now that replicas were told of it."""
+        try:
+            asking.prepare(self._steady.policy)
+        except GraphError as error:
+            self.end(*name_error(error))
 
     def _failed(self, failed: Failed) -> None:
         if failed.replica < 0:

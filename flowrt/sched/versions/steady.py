@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import maker, replace, valueclass
 from flowrt.sched.policies import asking
-from flowrt.sched.policies.policy import Close, Offer
+from flowrt.sched.policies.policy import Close, Offer, Policy
 from flowrt.sched.versions.batched import hold_all
 from flowrt.sched.versions.ledger import AppliedVersion, Outcome, Receipt
 from flowrt.sched.versions.quorum import Quorum
@@ -75,6 +75,11 @@ class Steady:
         self.replicas = len(of.standing)
         self._past: deque[tuple[tuple[Receipt, ...], float]] = deque(maxlen=of.remember)  # and when sets were fixed
         self.of = of
+
+    @property
+    def policy(self) -> Policy:
+        """What is asked about the open version."""
+        return self._of.quorum.policy
 
     # ── the coordinator ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -218,7 +223,7 @@ class Steady:
 
     def _fix(self, now: float) -> bool:
         """Ask the policy, now that all have offered, and fix the set that it wants; answers whether that was all."""
-        policy, opened = self._of.quorum.policy, self._opened
+        policy, opened = self.policy, self._opened
         offers, at = self._offers(), opened + (now - opened)
         try:
             answer = asking.decide(policy, self.replicas, tuple(offers), (), at - opened)

@@ -15,7 +15,7 @@ from flowrt.sched.policies.adaptive import APART
 from flowrt.sched.policies.arrivals import WINDOW, Arrivals, factor_of
 from flowrt.sched.policies.noise import LARGEST, NoiseScale
 from flowrt.sched.policies.reading import SAMPLE, ReadingKind
-from flowrt.sched.policies.spread import BINS, FACTORS, LINDY, MIDDLE, WIDTH, Spread
+from flowrt.sched.policies.spread import BINS, LINDY, MIDDLE, WIDTH, Spread
 from flowrt.train import Adaptive, Close, Offer, Policy, Record, WaitUntil
 
 
@@ -73,7 +73,9 @@ def test_it_does_not_wait_for_who_is_always_slow_and_says_why() -> None:
     slow = jittered([1.0, 1.0, 1.0, 4.0], seed=2)
     kept, closed, _, why = play(trained(30, slow), slow(0))
     assert (kept, closed < 1.1) == ((0, 1, 2), True)
-    assert why.startswith("kept 3 of 4: waiting ")
+    assert why.startswith("kept 3 of 4: ")
+    assert "was" in why
+    assert "worth" in why
 
 
 def test_who_recovers_counts_again_and_who_becomes_slow_no_longer() -> None:
@@ -90,13 +92,25 @@ def test_who_recovers_counts_again_and_who_becomes_slow_no_longer() -> None:
 def test_a_replica_that_never_comes_is_waited_for_half_the_usual_time_at_first_and_then_hardly_at_all() -> None:
     frozen = {0: 1.0, 1: 1.01, 2: 1.02, 3: 1e9}
     policy: Policy = Adaptive()
-    closed = []
+    closed, reasons = [], []
     for _ in range(50):
-        _, when, policy, _ = play(policy, frozen)
+        _, when, policy, why = play(policy, frozen)
         closed.append(when)
-    assert closed[:2] == pytest.approx([1.515, 1.515])
+        reasons.append(why)
+    assert closed[:2] == pytest.approx([1.515, 1.02])
+    assert reasons[1] == "kept 3 of 4: the others were late in the first version, too"
     assert max(closed[2:]) < 1.3
     assert np.mean(closed[2:]) < 1.06
+
+
+def test_who_was_late_in_the_first_version_alone_counts_again_at_once() -> None:
+    policy = play(Adaptive(), {0: 1.0, 1: 1.01, 2: 1.02, 3: 9.0})[2]
+    kept = []
+    for _ in range(12):
+        some, _, policy, _ = play(policy, {0: 1.0, 1: 1.01, 2: 1.02, 3: 1.015})
+        kept.append(len(some))
+    assert kept[0] == 4
+    assert np.mean(kept) > 3.5
 
 
 def test_when_all_are_slow_together_nobody_is_a_straggler() -> None:
@@ -150,6 +164,19 @@ def test_the_same_history_has_the_same_decisions() -> None:
         return seen
 
     assert run() == run()
+
+
+def test_what_it_prepares_changes_no_answer() -> None:
+    times = jittered([1.0, 1.0, 1.2, 3.0], seed=23)
+    asked: Policy = Adaptive()
+    prepared: Policy = Adaptive()
+    for step in range(20):
+        seconds = times(step)
+        prepared.prepare()
+        kept, when, prepared, why = play(prepared, seconds)
+        assert play(asked, seconds)[::3] == (kept, why)
+        _, closed, asked, _ = play(asked, seconds)
+        assert closed == when
 
 
 def test_what_it_has_seen_changes_no_value_that_was_there() -> None:
@@ -398,7 +425,8 @@ def test_what_slows_all_of_a_version_is_told_from_what_slows_one() -> None:
     assert len(found) == WINDOW
     seen = factors[: known.versions][-WINDOW:]
     assert np.std(found - np.log(seen)) < 0.03
-    closest = factor_of(known.reading, [0, 1], [6.9, 7.0], [2, 3, 4, 5], 7.0) @ FACTORS * WIDTH
+    tried, likely = factor_of(known.reading, [0, 1], [6.9, 7.0], [2, 3, 4, 5], 7.0)
+    closest = likely @ tried * WIDTH
     assert closest - (found - np.log(seen)).mean() == pytest.approx(np.log(7.0), abs=0.1)
 
 
