@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Graph
     from flowrt.net.door.tls import Keys
     from flowrt.net.master.master import Master
+    from flowrt.net.master.meeting import Spares
     from flowrt.passes import Compiled, StandIn, StandIns
     from flowrt.placement import Rules
     from flowrt.sched.host.memory import MemoryStatistics
@@ -42,9 +43,10 @@ class ClusterRunner:
     """Runs steps on the nodes of a cluster, through their master."""
 
     def __init__(
-        self, master: Master, unfollow: Callable[[], None] = lambda: None, *, soft_placement: bool = False
+        self, master: Master, unfollow: Callable[[], None], spares: Spares, *, soft_placement: bool = False
     ) -> None:
         self._unfollow = unfollow  # the cluster, which tells where nodes are that it starts again
+        self._spares = spares
         self.client: str | None = CLIENT
         self.tapes, self.soft_placement = True, soft_placement
         self._master = master
@@ -83,6 +85,9 @@ class ClusterRunner:
 
     def why_lost(self, task: str) -> FlowrtError:
         return self._master.why_lost(task)
+
+    def spares(self, tasks: Collection[str]) -> bool:
+        return self._spares(tasks, self.devices)
 
     def expect(self, tasks: Iterable[str]) -> None:
         self._master.expect(tasks)
@@ -195,7 +200,8 @@ async def open_cluster(
         raise GraphError(f"{user_site()}: a session's cluster is an fr.ClusterSpec or fr.LocalCluster, not {cluster!r}")
     tasks = spec.tasks()
     token, keys = _secrets(cluster, tls)
-    master = Master(tasks, token, tls=keys, name=name, spares=partial(can_do_without, graph, asked))
+    spares = partial(can_do_without, graph, asked)
+    master = Master(tasks, token, tls=keys, name=name, spares=spares)
 
     def look(activity: Activity) -> None:
         absent = master.absent
@@ -203,26 +209,27 @@ async def open_cluster(
 
     with Activity("waiting for nodes", len(tasks), look=look):
         await master.open()
-    return ClusterRunner(master, _follow(cluster, master), soft_placement=options.soft_placement)
+    return ClusterRunner(master, _follow(cluster, master), spares, soft_placement=options.soft_placement)
 
 
 async def again_where_lost(runner: Runner, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do ``work``; anew where the way to a node broke, or it was lost, and is back with nothing of what it held."""
+    """Do ``work``; anew where the way to a node broke, or it was lost, and is spared, or back with nothing of what it
+    held."""
     away = runner.lost
     for left in reversed(range(TRIES)):
         try:
             await work()
             return
         except (LinkBroken, NodeLost):
-            if not left or not await _are_back(runner, away):
+            if not left or not await _are_enough(runner, away):
                 raise
 
 
-async def _are_back(runner: Runner, away: frozenset[str]) -> bool:
-    """Whether all are there again but those that were ``away``, sooner or later."""
+async def _are_enough(runner: Runner, away: frozenset[str]) -> bool:
+    """Whether all are there but those that were ``away``, or are spared, sooner or later."""
     try:
         async with asyncio.timeout(PATIENCE):
-            while not runner.lost <= away:
+            while not (runner.lost <= away or runner.spares(runner.lost)):
                 await runner.wait_changed(runner.lost, runner.suspects)
     except TimeoutError:
         return False

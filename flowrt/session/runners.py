@@ -95,6 +95,9 @@ class Runner(Protocol):
     def why_lost(self, task: str) -> FlowrtError:
         """Why a task that is lost is not there."""
 
+    def spares(self, tasks: Collection[str]) -> bool:
+        """Whether the graph can do without tasks."""
+
     def expect(self, tasks: Iterable[str]) -> None:
         """Await those of ``tasks`` that are not of the cluster yet, as what is lost is."""
 
@@ -298,6 +301,9 @@ class LocalRunner:
 
     def why_lost(self, task: str) -> FlowrtError:
         raise InternalError(f"{task} cannot be lost")
+
+    def spares(self, tasks: Collection[str]) -> bool:
+        return not tasks
 
     def expect(self, tasks: Iterable[str]) -> None:
         """All are here."""

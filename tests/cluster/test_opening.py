@@ -21,6 +21,7 @@ from flowrt.cluster.cluster import LocalCluster
 from flowrt.net.master.master import Master
 from flowrt.net.master.meeting import LEAST, TIMES, Meetings
 from flowrt.passes.needs import can_do_without
+from flowrt.session import cluster_runner
 from flowrt.session.cluster_runner import ClusterRunner
 
 if TYPE_CHECKING:
@@ -165,6 +166,34 @@ async def test_a_server_that_dies_just_as_a_session_opens_is_waited_for_and_give
         async with fr.Session(graph, cluster=cluster, checkpoints=fr.Checkpoints(tmp_path)) as session:
             assert killed
             assert (await session.run(trainer.variables[0])).tolist() == [-1.0 * restored] * 3
+
+
+@pytest.mark.parametrize("victim", [PS, WORKERS[1]])
+async def test_a_node_that_dies_just_as_a_session_opens_is_not_waited_for_where_it_can_be_done_without(
+    victim: str, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, killed = ClusterRunner.inventory, list[Any]()
+
+    async def lose_it_then_ask(runner: ClusterRunner, wanted: Any = None) -> Any:
+        if not killed:
+            killed.append(cluster.processes[victim])
+            killed[0].kill()
+            while not runner.lost:
+                await runner.wait_changed(runner.lost, runner.suspects)
+            raise runner.why_lost(victim)
+        return await ask(runner, wanted)
+
+    monkeypatch.setattr(cluster_runner, "PATIENCE", 1000.0)
+    graph, trainer = training(fr.train.FirstOf(1), 2, servers=2, copies=2)
+    async with LocalCluster(ps=2, worker=2) as cluster, asyncio.timeout(60):
+        for opened in range(2):
+            async with fr.Session(graph, cluster=cluster) as session:
+                assert (await session.run(trainer.variables[0])).tolist() == [-1.0 * opened] * 3
+                steps = trainer.steps(session, batches())
+                assert (await anext(steps)).step == opened + 1
+                await steps.aclose()
+            monkeypatch.setattr(ClusterRunner, "inventory", lose_it_then_ask)
+        assert killed
 
 
 # ── who is waited for, in virtual time ───────────────────────────────────────────────────────────────────────────────
