@@ -1,4 +1,4 @@
-"""In which order tests run, which need not, and who runs the CUDA simulator.
+"""In which order tests run, which need not, when they end at the latest, and who runs the CUDA simulator.
 
 The simulator takes a minute in a process of its own, so it starts before all tests and is asked after them, unless what
 it found is kept. Where several processes share the files out, one of them begins with it and waits, while others go on.
@@ -23,6 +23,8 @@ from places import MODULES, ON_GPU, environment, file_of
 from settled import has_passed, note_passed
 
 from flowrt.cluster import fork_server
+
+pytest_plugins = ["time_limit"]
 
 settings.register_profile("suite", derandomize=True, deadline=None)  # the same examples each time, at any speed
 settings.load_profile("suite")
