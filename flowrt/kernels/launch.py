@@ -172,6 +172,8 @@ class LaunchStep:
         dtypes = tuple(self.dtypes[n] for n in self._order())
         if self.kernel.takes_tiles:
             dtypes = tuple(_SEEN_AS_BYTES if dtype.kind == "f" else dtype for dtype in dtypes)
+        if self.kernel.moved:
+            dtypes = tuple(_as_moved(dtype) if n in self.kernel.moved else dtype for n, dtype in enumerate(dtypes))
         if self.kernel.form is Form.REDUCE:  # one entry for any number of inputs
             dtypes = dtypes[:1]
         guarded = self.reads if self.kernel.guards_inputs and not self.call.order else 0
@@ -227,6 +229,11 @@ class Application:
     wishes: tuple[
         tuple[CompileOrder, int], ...
     ] = ()  # orders that save only so many bytes: too few for one application
+
+
+def _as_moved(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What entries are to a kernel that knows their size alone: signed, as its own zeros are."""
+    return np.dtype(f"int{8 * dtype.itemsize}")
 
 
 def _floating(word: Word) -> bool:

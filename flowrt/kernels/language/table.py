@@ -177,6 +177,7 @@ class RegisteredKernel:
     dtypes: Callable[[Sequence[Any]], bool] | None = None
     local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None
     infallible: bool = False
+    moved: tuple[int, ...] = ()  # operands whose entries it moves, whatever they mean
     expression: Expression | None = None  # of a kernel of several ops' functions, whose form is SCALARS or ROWS
     then: tuple[
         RegisteredKernel, ...
@@ -279,6 +280,7 @@ def kernel(
     dtypes: Callable[[Sequence[Any]], bool] | None = None,
     local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None,
     infallible: bool = False,
+    moved: tuple[int, ...] = (),
     then: Sequence[tuple[Callable[..., Any], Layout]] = (),
     flops: Flops | None = None,
     moves: Flops | None = None,
@@ -286,17 +288,18 @@ def kernel(
     """Decorator: the function computes ``op`` on device kind ``on``.
 
     It takes the inputs, the outputs (to be filled), then attributes of the op by their names: numbers, bools, and
-    tuples of them. With a ``layout`` it takes scratch arrays, local arrays and the layout's words in their place;
-    where it has parameters named ``arrays`` and ``words``, as only CPUs' may, it takes them as two tuples. One that has
+    tuples of them. With a ``layout`` it takes scratch arrays, local arrays and the layout's words in their place; where
+    it has parameters named ``arrays`` and ``words``, as only CPUs' may, it takes them as two tuples. One that has
     ``tiles``, too, is compiled once for all float dtypes and ops: it sees floats as bytes, and their sizes, with the
-    addresses of what computes on them, are in that third tuple. Parameters
-    named ``begin`` and ``end`` after those receive the range of the Call's units to compute, and a last one named
-    ``run`` the run's words. Scratch is shared by all ranges of an application; local memory is the calling thread's own
-    and holds nothing when a range begins. The function must compile under Numba and neither raise nor allocate. One
-    that takes ``run`` and never sets its status is ``infallible``: only what cannot fail is computed straight into a
-    variable. Further steps follow in ``then``: functions of the same operands, with layouts of their own, whose units
-    are begun when those of the step before are done. Several kernels of an op may differ in the ``dtypes`` they accept;
-    the one registered last is tried first.
+    addresses of what computes on them, are in that third tuple. Parameters named ``begin`` and ``end`` after those
+    receive the range of the Call's units to compute, and a last one named ``run`` the run's words. Scratch is shared by
+    all ranges of an application; local memory is the calling thread's own and holds nothing when a range begins. The
+    function must compile under Numba and neither raise nor allocate. One that takes ``run`` and never sets its status
+    is ``infallible``: only what cannot fail is computed straight into a variable. Of operands that are ``moved``, entry
+    by entry and perhaps zeros among them, a CPU's is compiled once for each size of an entry: it sees signed integers.
+    Further steps follow in ``then``: functions of the same operands, with layouts of their own, whose units are begun
+    when those of the step before are done. Several kernels of an op may differ in the ``dtypes`` they accept; the one
+    registered last is tried first.
 
     Where entries take many operations each, ``flops`` says how many there are in all, and ``moves`` how many bytes are
     touched where that is not all of the operands: functions of these operands' specs, inputs first. By them a scheduler
@@ -311,7 +314,7 @@ def kernel(
         following = tuple(
             RegisteredKernel(op, on, other, its_layout, form, infallible=infallible) for other, its_layout in then
         )
-        made = RegisteredKernel(op, on, function, laid, form, scratch, dtypes, local, infallible, then=following)
+        made = RegisteredKernel(op, on, function, laid, form, scratch, dtypes, local, infallible, moved, then=following)
         if (op, on) in KERNELS and is_programs(function):
             for forget in REPLACED:
                 forget()

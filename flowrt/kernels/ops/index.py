@@ -110,7 +110,7 @@ def _taken_bytes(specs: Sequence[Spec]) -> int:
     return specs[1].nbytes + 2 * specs[2].nbytes
 
 
-@kernel("take", layout=_taking, moves=_taken_bytes)
+@kernel("take", layout=_taking, moved=(0, 2), moves=_taken_bytes)
 def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
     size = x.shape[1]
     if x.shape[2] == 1 and size > 0:

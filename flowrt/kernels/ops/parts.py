@@ -25,7 +25,7 @@ def _laying(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
     )
 
 
-@kernel("lay_part", layout=_laying)
+@kernel("lay_part", layout=_laying, moved=(0,))
 def lay_part(table: Any, places: Any, part: int, first: int, end: int) -> None:
     """Note the bounds of a part's rows, and where the first row of all would lie if all lay as its own do."""
     parts = (places.size - 1) // 2
@@ -33,7 +33,7 @@ def lay_part(table: Any, places: Any, part: int, first: int, end: int) -> None:
     places[parts + 1 + part] = table.ctypes.data - first * table.shape[1] * table.itemsize
 
 
-@kernel("take_among", layout=natural)
+@kernel("take_among", layout=natural, moved=(2,))
 def take_among(indices: Any, places: Any, y: Any, rows: Any, begin: int, end: int, run: Any) -> None:
     """Rows wherever ``places`` say that they lie; each is asked for some before its turn."""
     parts, nbytes = (places.size - 1) // 2, y.shape[1] * y.itemsize
@@ -127,7 +127,7 @@ def _stretch_views(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mappi
     return Call((View.dense((size, columns)), *vectors, View.dense((rows, columns))), (attrs["part"],), units=rows)
 
 
-@kernel("move_part", layout=_stretch_views)
+@kernel("move_part", layout=_stretch_views, moved=(0, 4))
 def move_part(
     source: Any, starts: Any, rows: Any, places: Any, y: Any, part: int, begin: int, end: int, run: Any
 ) -> None:

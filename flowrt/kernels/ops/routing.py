@@ -107,7 +107,7 @@ def _stretch(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str
     return Call(views, (attrs["part"],))
 
 
-@kernel("part_of", layout=_stretch)
+@kernel("part_of", layout=_stretch, moved=(0, 2))
 def part_of(x: Any, starts: Any, y: Any, part: int, run: Any) -> None:
     first = starts[part]
     if first < 0 or first + y.shape[0] > x.shape[0]:

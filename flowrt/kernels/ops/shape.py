@@ -58,7 +58,7 @@ def run_of_rows(place: int, end: int, rows: int) -> Any:
     return place // rows, place % rows, min(rows - place % rows, end - place)
 
 
-@kernel("slice_along", layout=_along)
+@kernel("slice_along", layout=_along, moved=(0, 3))
 def slice_along(x: Any, start: Any, count: Any, y: Any, begin: int, end: int, run: Any) -> None:
     first, inner = start.item(), y.shape[2]
     if first < 0 or first + y.shape[1] > x.shape[1]:
@@ -73,7 +73,7 @@ def slice_along(x: Any, start: Any, count: Any, y: Any, begin: int, end: int, ru
         place += many
 
 
-@kernel("place_along", layout=_along)
+@kernel("place_along", layout=_along, moved=(0, 3))
 def place_along(x: Any, start: Any, shape: Any, y: Any, begin: int, end: int, run: Any) -> None:
     first, inner = start.item(), y.shape[2]
     if first < 0 or first + x.shape[1] > y.shape[1]:

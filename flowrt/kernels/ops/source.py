@@ -26,8 +26,8 @@ def shape_of(x: Any, y: Any, *sizes: int) -> None:
         y[i] = sizes[i]
 
 
-@kernel("full_like", layout=flat)
-@kernel("full", layout=flat)
+@kernel("full_like", layout=flat, moved=(0, 1, 2))
+@kernel("full", layout=flat, moved=(0, 1, 2))
 def full(like: Any, value: Any, y: Any) -> None:
     entry = value[0]
     for i in range(y.size):

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.language.table import Call, View, elementwise, host_only, jitable, kernel
+from flowrt.kernels.language.table import Call, Form, View, broadcast, host_only, jitable, kernel
 from flowrt.kernels.tiles import micro
 from flowrt.kernels.tiles.panels import address
 from flowrt.kernels.tiles.rowmoves import move_rows
@@ -246,7 +246,8 @@ def _planned(*unused: Any) -> Call:
     raise AssertionError("a copy is planned by its views")
 
 
-elementwise(COPY_OP, lambda x: x)
+for _device in ("cpu", "cuda"):
+    kernel(COPY_OP, _device, layout=broadcast, form=Form.SCALARS, moved=(0, 1))(lambda x: x)
 for _dtype in (np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)):
     kernel(TRANSPOSE_OP, layout=_planned, dtypes=_alone(_dtype))(transposing(transposed_width(_dtype.itemsize)))
 kernel(ROWS_OP, layout=_planned)(copy_rows)
