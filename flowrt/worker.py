@@ -14,6 +14,7 @@ at once. What keeps it from starting is one line on stderr, or on stdout where a
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import gc
 import logging
@@ -23,10 +24,10 @@ import socket
 import stat
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops from
 from flowrt import progress
@@ -246,7 +247,20 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
         gone.set()
 
 
+def end(code: int) -> NoReturn:
+    """End this process, and its memory with it: to take that apart would first copy what nodes share.
+
+    But for users' modules, which may have files open that are then written.
+    """
+    if any(word.startswith("--im") for word in sys.argv):  # --import, perhaps cut short
+        gc.freeze()  # to look for cycles takes as long as to import NumPy
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    with suppress(OSError):  # nobody may listen any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    code = main()
-    gc.freeze()  # all that is left ends with the process: to look for cycles in it takes as long as to import NumPy
-    sys.exit(code)
+    end(main())

@@ -150,3 +150,21 @@ async def test_nodes_and_the_process_that_they_come_from_end_with_a_client_that_
         async with asyncio.timeout(20):
             for handle in handles:
                 await ended(handle)
+
+
+async def test_what_a_users_module_has_open_is_written_when_its_node_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+    (tmp_path / "keeps_open.py").write_text(f"file = open({str(told)!r}, 'w')\nfile.write('all of it')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    async with LocalCluster(worker=1, imports=["keeps_open"]):
+        assert told.read_text() == ""
+    assert told.read_text() == "all of it"
+
+
+async def test_a_node_that_ends_does_what_was_left_for_its_end() -> None:
+    program = "import atexit; from flowrt import worker; atexit.register(print, 'last'); print('first'); worker.end(3)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert (process.returncode, out) == (3, b"first\nlast\n")
