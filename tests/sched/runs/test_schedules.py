@@ -31,6 +31,8 @@ from flowrt.train import watching
 if TYPE_CHECKING:
     from flowrt.train.steps import StepReport
 
+pytestmark = pytest.mark.timeout(240)  # time is simulated: a test takes what the machine gives it
+
 
 @dataclass(frozen=True)
 class Length:
