@@ -56,6 +56,7 @@ class Copies:
         self._parted: set[str] = set()  # those that a run was to begin without, while it is not known to have begun
         self._agreed = 0  # the version that the others were at
         self._out: frozenset[str] = frozenset()  # those that had not what they should as the session opened
+        self._twice: frozenset[str] = frozenset()  # those of which others had a copy then
         self._any = False  # somebody has something
         self._wrote = False  # something was written without them before a run began
         self._losses: Mapping[str, int] = {}  # how often each had been lost when they were asked what they have
@@ -133,7 +134,7 @@ class Copies:
     async def _find_out(self) -> bool:
         """Answers whether all is there, once it was given values."""
         try:
-            self._out = await self.find_gone()
+            await self.find_gone()
         except NodeLost:
             if not self.missing:
                 raise
@@ -191,13 +192,19 @@ class Copies:
         lost, after = self._away, self._holders.after
         return {
             task: (StandIn(after(task), frozenset(self._holders.variables[task]), task in lost),)
-            for task in (self.gone if self._whole else self._out)
+            for task in (self.gone if self._whole else self._without)
             if self._has_all(after(task))
         }
 
     def _has_all(self, task: str) -> bool:
-        """Whether a task has what it should, as far as is known: before a run begins, as the session opened."""
-        return self.is_whole(task) if self._whole else task not in self._out | self._runner.lost
+        """Whether a task has what it should, as far as is known."""
+        return self.is_whole(task) if self._whole else task not in self._without | self._runner.lost
+
+    @property
+    def _without(self) -> frozenset[str]:
+        """Before a run begins, those that had not what they should as the session opened, or were lost since."""
+        losses, before = self._runner.losses, self._losses
+        return self._out | {task for task in self._twice if losses.get(task, 0) > before.get(task, 0)}
 
     async def forget(self) -> None:
         """Variables are to be restored, where they are at home: nobody stands in for anybody."""
@@ -216,6 +223,7 @@ class Copies:
 
         Raises `NodeLost` where nobody has it.
         """
+        without = self._without if self._wrote else frozenset()
         tasks, lost, self._losses = self.tasks, self._away, dict(self._runner.losses)
         known = {task: self.is_whole(task) for task in tasks}
         for task in sorted(lost - self._runner.lost):
@@ -230,10 +238,13 @@ class Copies:
                         own[task] = version
         self._rest = frozenset(own)
         self._any = any(version is not None for held in (own, copied) for version in held.values())
-        stale = {task for task in own if not known[task] and (self._whole or (self._wrote and task in self._out))}
+        after = self._holders.after
+        self._twice = frozenset(task for task in own if own[task] == copied.get(after(task)) is not None)
+        stale = {task for task in own if not known[task] and (self._whole or task in without)}
         gone = {task for task in tasks if own.get(task) is None} | stale
         if not stale and all(version is None for version in own.values()):
-            return frozenset(task for task in tasks if task in lost)  # nobody has any: that is `agree`'s to say
+            self._out = frozenset(task for task in tasks if task in lost)
+            return self._out  # nobody has any: that is `agree`'s to say
         newest = max((version for held in (own, copied) for version in held.values() if version is not None), default=0)
         for task in tasks:  # it was silent, or away, while another client trained
             behind, other = own.get(task), copied.get(self._holders.after(task))
@@ -241,7 +252,6 @@ class Copies:
                 gone.add(task)
             if task in self._parted and behind != self._agreed:  # what it has made or not is decided without it
                 gone.add(task)
-        after = self._holders.after
         missing = [task for task in gone if after(task) in gone or copied.get(after(task)) is None]
         self.missing = tuple(sorted(missing))
         if missing:
@@ -249,7 +259,8 @@ class Copies:
                 f"the variables of {self.trainer.name!r} on {', '.join(self.missing)} are lost: neither they nor "
                 f"{', '.join(after(task) for task in self.missing)} have them"
             )
-        return frozenset(gone)
+        self._out = frozenset(gone)
+        return self._out
 
     async def _version_at_rest(self, task: str) -> int | None:
         """As `_version`, of what is at home on a task, once it does nothing of a run that this session began."""
@@ -364,7 +375,7 @@ class Copies:
         if not (self._whole or self._any):
             return  # nobody has a copy yet, which the first run makes
         await self.follow_no_more()
-        self._wrote |= any(not names.isdisjoint(self._holders.variables[task]) for task in self._out)
+        self._wrote |= any(not names.isdisjoint(self._holders.variables[task]) for task in self._without)
         self.doubtful |= self._made is not self._whole  # who was made whole just now is not known as such
         for task, variables in self._holders.variables.items():
             other = self._holders.after(task)

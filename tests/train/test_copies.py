@@ -375,6 +375,28 @@ async def test_what_a_session_restores_it_trains_on_though_copies_were_newer(tmp
                 await steps.aclose()
 
 
+async def test_a_server_that_dies_before_a_new_session_trains_is_stood_in_for(tmp_path: Path) -> None:
+    async with fr.LocalCluster(ps=2, worker=2) as cluster, asyncio.timeout(60):
+        for trained in (0, 2):
+            with fr.Graph() as graph:
+                trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2, copies=2)
+            async with fr.Session(graph, cluster=cluster, checkpoints=fr.Checkpoints(tmp_path)) as session:
+                at = Training(cluster, session, trainer)
+                if trained:
+                    await at.kill("/job:ps/task:0")
+                    assert [value[0] for value in await session.run(trainer.variables)] == [-2.0] * 4
+                    assert await session.restore(1) == 1
+                    assert [value[0] for value in await session.run(trainer.variables)] == [-1.0] * 4
+                    await at.revive("/job:ps/task:0")  # with nothing
+                steps = trainer.steps(session, batches())
+                for step in (1, 2) if not trained else (2, 3):
+                    report = await anext(steps)
+                    assert (report.step, report.rolled_back) == (step, None)
+                    await session.save()
+                await at.check(report)
+                await steps.aclose()
+
+
 async def test_servers_that_die_at_random_moments_lose_nothing() -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
