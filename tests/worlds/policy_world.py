@@ -77,6 +77,7 @@ class TellingApart(Adaptive):
     def _told_apart(self) -> TellingApart:
         if self._lesson is None:
             return self
+        assert not self._lesson.unlearnt, "what it has seen is all in its history"
         digest, history = blake2b(digest_size=16), self._lesson.history
         known = history.arrivals
         parts = (part for reading in known.readings for part in (replace(reading, spread=None), reading.spread))
@@ -92,6 +93,7 @@ class TellingApart(Adaptive):
             return self
         known, rows = self._lesson.history.arrivals.of(len(order)), list(order)
         assert not known.fresh, "versions that are yet to be looked at name replicas, too"
+        assert not self._lesson.unlearnt, "and so do those that are yet to be learnt from"
         known = replace(
             known,
             logs=known.logs[:, rows],
@@ -101,6 +103,7 @@ class TellingApart(Adaptive):
             ),
         )
         lesson = object.__new__(Lesson)
+        lesson.unlearnt = ()
         lesson.history = replace(self._lesson.history, arrivals=known)  # in the place of what is worked out once
         return replace(self, _lesson=lesson)._told_apart()
 

@@ -20,6 +20,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 BUDGET = 0.01  # of all worth may be spent on trying out whether waiting longer pays
 APART = 8  # versions between two such tries, at least; and between two that are not closed at the best number of late
+SAME = 0.1  # of the time, by which it may differ where the same is decided
 TINY = 1e-12  # does not count
 PATIENCE = 1.5  # times as long as half of the first versions' updates took, their others are waited for
 
@@ -52,33 +53,35 @@ class History:
     rate: float = 0.0
     cap: int | None = None
 
-    def weighed(self) -> History:
-        """With what follows of it; supposing the noise scale to be as many updates as there are replicas."""
-        scale = self.noise.believed(float(self.arrivals.replicas))
-        return replace(self, scale=scale, rate=self.caps.rate(scale))
+    def learn(self, record: Record, least: int, tried: bool, cap: int | None) -> History:
+        """What is known after a version, where versions keep ``least`` updates at least.
 
-    def learn(self, record: Record, least: int) -> History:
-        """What is known after a version, where versions keep ``least`` updates at least."""
+        Something was ``tried`` out, or no more than ``cap`` were waited for, or what is believed of times decided it.
+        """
         missing = [replica for replica, _ in record.missing]
         came, seconds = _split(record.offers)
         noise = self.noise.learn([offer.square for offer in record.offers], record.square)
-        now = replace(self, noise=noise).weighed()
-        gained = float(now.worth(len(came)))
-        lost = max(0.0, now.rate * record.seconds - gained) if self.tries else 0.0
+        scale = noise.believed(float(self.arrivals.replicas))
+        gained = worth_of(len(came), scale)
+        lost = max(0.0, self.caps.rate(scale) * record.seconds - gained) if tried else 0.0
         spare = min(self.spare - lost + BUDGET * gained, 0.2)
-        since = 1 if self.tries else self.since + 1
-        known = History(
+        since = 1 if tried else self.since + 1
+        caps = self.caps.learn(seconds, len(missing), record.closed, record.seconds)
+        rate = caps.rate(scale)
+        if cap is None and not tried:
+            caps = caps.judge(seconds, record.closed, scale, rate)
+        return History(
             versions=self.versions + 1,
             arrivals=self.arrivals.learn(came, seconds, missing, record.closed),
             noise=noise,
-            caps=self.caps.learn(seconds, len(missing), record.closed, record.seconds),
+            caps=caps,
             spare=spare,
             since=since,
             tries=spare >= 0 and since >= APART,
-        ).weighed()
-        if self.cap is None and not self.tries:
-            known = replace(known, caps=known.caps.judge(seconds, record.closed, known.scale, known.rate))
-        return replace(known, cap=known.caps.best(least) if known.versions % APART else None)
+            scale=scale,
+            rate=rate,
+            cap=caps.best(least),
+        )
 
     def worth(self, updates: Any) -> Any:
         """What a step with so many ``updates`` is worth."""
@@ -86,19 +89,43 @@ class History:
 
 
 class Lesson:
-    """A version that was applied, and what was known before it.
+    """Versions that were applied, and what was known before them.
 
     What follows is worked out once replicas compute again, or when the next decision asks for it: before that, all of
-    them wait to be told the new values.
+    them wait to be told the new values. Versions of late are learnt from together, as many as `Arrivals` looks at.
     """
 
-    def __init__(self, before: History, record: Record, least: int) -> None:
-        self._before, self._record, self._least = before, record, least
+    def __init__(self, known: History, records: tuple[Record, ...], least: int) -> None:
+        self._known, self._records, self._least = known, records, least
+        self.unlearnt = records if not known.tries and known.arrivals.waits(len(records)) else ()
+
+    def then(self, record: Record) -> Lesson:
+        """With another version."""
+        if self.unlearnt:
+            return Lesson(self._known, (*self.unlearnt, record), self._least)
+        return Lesson(self.history, (record,), self._least)
 
     @cached_property
     def history(self) -> History:
-        """With that version."""
-        return self._before.learn(self._record, self._least)
+        """With those that are learnt from."""
+        known = self._known
+        for record in () if self.unlearnt else self._records:
+            known = known.learn(record, self._least, self._known.tries, _cap_in(self._known, known.versions))
+        return known
+
+    @property
+    def tries(self) -> bool:
+        """Whether something is to be tried out in the open version."""
+        return not self.unlearnt and self.history.tries
+
+    @property
+    def cap(self) -> int | None:
+        """How many updates are waited for in it at most."""
+        return _cap_in(self.history, self.history.versions + len(self.unlearnt))
+
+
+def _cap_in(history: History, version: int) -> int | None:
+    return history.cap if version % APART else None
 
 
 @valueclass
@@ -146,12 +173,14 @@ class Adaptive(Policy):
             return _close(offers, "nobody else can come")
         if self._lesson is None:
             return _decide_first(offers, able, now, self._late or frozenset())
-        history = self._lesson.history
-        if history.tries:
-            return _try_out(history, offers, able, now)
-        if history.cap is None:
-            return _decide(history, offers, able, now)
-        return _decide_up_to(history.cap, history, offers, able, now)
+        lesson = self._lesson
+        if lesson.tries:
+            return _try_out(lesson.history, offers, able, now)
+        if lesson.unlearnt and (answer := _decide_as_before(lesson.unlearnt, offers, able, now)):
+            return answer
+        if lesson.cap is None:
+            return _decide(lesson.history, offers, able, now)
+        return _decide_up_to(lesson.cap, lesson.history, offers, able, now)
 
     # ── after it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -159,8 +188,9 @@ class Adaptive(Policy):
         """The policy that knows of that version; of the first one, in which nodes still got ready, who was late."""
         if self._late is None:
             return replace(self, _late=frozenset([replica for replica, _ in record.missing]))
-        before = self._lesson.history if self._lesson else _start(record)
-        return replace(self, _lesson=Lesson(before, record, self.at_least))
+        if self._lesson is None:
+            return replace(self, _lesson=Lesson(_start(record), (record,), self.at_least))
+        return replace(self, _lesson=self._lesson.then(record))
 
     def prepare(self) -> None:
         """Learn from the last version."""
@@ -189,6 +219,23 @@ def _try_out(history: History, offers: Sequence[Offer], able: Sequence[int], now
     if now < until:
         return WaitUntil(until, count + 1)
     return _close(offers, f"kept {count} of {replicas}: tried out who else comes")
+
+
+def _decide_as_before(
+    records: Sequence[Record], offers: Sequence[Offer], able: Sequence[int], now: float
+) -> Close | WaitUntil | None:
+    """As in these versions, from which nothing was learnt since; None where none of them was like this one."""
+    count = len(offers)
+    soonest, fewest = min([record.closed for record in records]), min([len(record.offers) for record in records])
+    if count < fewest and now < soonest:
+        return WaitUntil(soonest, fewest)
+    pending = set(able)
+    for record in records:
+        if abs(now - record.closed) < SAME * now and pending == {replica for replica, _ in record.missing}:
+            return _close(
+                offers, f"kept {count} of {count + len(able)}: to wait for the same was not worth it just now"
+            )
+    return None
 
 
 def _decide_up_to(

@@ -171,11 +171,15 @@ class Arrivals:
     def learn(self, came: list[int], seconds: list[float], missing: list[int], closed: float) -> Arrivals:
         """After a version whose set was fixed ``closed`` seconds after its opening, when ``missing`` had not come."""
         fresh = (*self.fresh, (came, seconds, missing, closed))
-        if len(fresh) < min(1 + self.versions // YOUNG, BATCH + self.replicas // CROWD):
+        if self.waits(1):
             return replace(self, fresh=fresh)
         known = self._widened(1 + max(max((*came, *missing)) for came, _, missing, _ in fresh))._append(fresh)
         every = known.versions <= YOUNG or known.versions % (SELDOM * BATCH) < BATCH or known.replicas > self.replicas
         return known._fitted(KINDS if every else (known.reading.kind,))
+
+    def waits(self, more: int) -> bool:
+        """Whether so many versions more are still too few to look at."""
+        return len(self.fresh) + more < min(1 + self.versions // YOUNG, BATCH + self.replicas // CROWD)
 
     def _append(self, fresh: tuple[Version, ...]) -> Arrivals:
         """With these among the versions that are kept, the oldest of which make room; readings are judged by them."""

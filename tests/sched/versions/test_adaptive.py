@@ -475,3 +475,29 @@ def test_it_tries_again_and_again_whether_who_was_slow_comes_but_not_all_the_tim
         tried += [step] if "tried out" in why else []
     assert len(tried) >= 3
     assert min(np.diff(tried)) >= APART
+
+
+def test_what_was_not_worth_it_is_not_weighed_again_until_it_has_learnt_from_that() -> None:
+    times, reasons, learnt = jittered([1.0, 1.0, 1.0, 4.0], seed=24), list[str](), list[bool]()
+    policy = trained(40, times)
+    for step in range(24):
+        assert isinstance(policy, Adaptive)
+        assert policy._lesson is not None
+        learnt.append(not policy._lesson.unlearnt)
+        kept, _, policy, why = play(policy, times(step))
+        assert kept == (0, 1, 2) or "tried out" in why or "just now" not in why
+        reasons.append(why)
+    assert sum("just now" in why for why in reasons) >= 8
+    assert not any("just now" in why for why, weighed in zip(reasons, learnt, strict=True) if weighed)
+    assert 6 <= sum(learnt) <= 12
+
+
+def test_before_any_version_of_late_was_closed_it_is_not_weighed_whether_to() -> None:
+    times = jittered([1.0, 1.0, 1.0, 4.0], seed=25)
+    policy = trained(40, times)
+    while not (isinstance(policy, Adaptive) and policy._lesson and policy._lesson.unlearnt):
+        policy = play(policy, times(0))[2]
+    record = policy._lesson.unlearnt[-1]
+    early = policy.decide(offers({0: 0.5}), (1, 2, 3), 0.5)
+    assert early == WaitUntil(record.closed, len(record.offers))
+    assert isinstance(policy.decide(offers({0: 0.5, 1: 1.0, 2: 1.1}), (3,), 2.0), Close)
