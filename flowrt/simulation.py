@@ -11,7 +11,7 @@ version of local steps is worth as many steps, as if replicas did not drift apar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from math import inf, isfinite
 from numbers import Integral, Real
@@ -262,4 +262,9 @@ def _source(delays: Any, replicas: int, seed: int, local: int) -> _DelaySource:
         return _Drawn(parse(delays), replicas, seed, local)
     if callable(delays):
         return _Called(delays, replicas, seed, local)
+    if isinstance(delays, Mapping):
+        raise GraphError(
+            f"{user_site()}: simulate: delays by name are a cluster's; here one delay is that of all replicas: add up "
+            "what only some have, as '0.1 + 0.4 on 3'"
+        )
     return _Recorded(as_table(delays, "simulate: delays"), replicas, seed, local)

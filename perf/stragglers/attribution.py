@@ -8,7 +8,7 @@ strike while all updates are waited for, half while the first n - 1 are.
 
     python perf/stragglers/attribution.py                     # 10 faults: two minutes
     python perf/stragglers/attribution.py --faults 40
-    python perf/stragglers/attribution.py --undisturbed 10    # minutes: every diagnosis is a false alarm
+    python perf/stragglers/attribution.py --undisturbed 10 --out /tmp/quiet    # minutes: any diagnosis is a false alarm
 """
 
 from __future__ import annotations

@@ -229,6 +229,7 @@ class Strange(Policy):
         (fr.train.AllOf(), "link:1e6", {}, "a simulation sends no bytes"),
         (fr.train.AllOf(), lambda rng, step: "fast", {}, r"delays answered 'fast' in step 0, expected \[4\] numbers"),
         (fr.train.AllOf(), lambda rng, step: [1.0], {}, r"delays answered shape \[1\] in step 0, expected \[4\]"),
+        (fr.train.AllOf(), {"/job:worker/task:1": 0.1}, {}, r"delays by name are a cluster's; .* as '0.1 \+ 0.4 on 3'"),
         (fr.train.AllOf(), lambda rng, step: [1, 2, float("inf"), 3], {}, "answered inf in step 0 of replica 2"),
         (fr.train.AllOf(), lambda rng, step: [1, 2, 3, step and -1], {}, "answered -1 in step 1 of replica 3"),
         (fr.train.FirstOf(5), 1, {}, "FirstOf.* of 4 replicas can never be met"),
