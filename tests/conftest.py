@@ -67,6 +67,7 @@ LONG = (  # what takes far longer than its number of tests tells: first where no
     "test_replicated_cluster",
     "test_going_back",
     "test_guide",
+    "test_simulated_devices",
     "test_copies",
     "test_checkpoint_nodes",
     "test_typed",
@@ -81,6 +82,16 @@ LONG = (  # what takes far longer than its number of tests tells: first where no
     "test_ranges_of_replicas",
     "test_leaving",
     "test_replay",
+    "test_growth",
+    "test_ranges",
+    "test_adaptive",
+    "test_transport",
+    "test_tls",
+    "test_footprint",
+    "test_split",
+    "test_credit",
+    "test_crew",
+    "test_kernel_names",
 )
 
 
