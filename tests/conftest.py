@@ -105,8 +105,8 @@ def _is_simulated(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: tests of processes wait for these, and who needs a kernel for who compiles it."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Two more than cores: tests of processes wait for these, and who needs a kernel for who compiles it."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(trylast=True)
