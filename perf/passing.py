@@ -21,11 +21,14 @@ WHAT = {
     **{f"pass-{size}": f"{size} of one value, from node to node" for size in data.SIZES},
     **{f"fetch-{size}": f"{size} of one value, fetched by the client" for size in data.SIZES},
     "steps": "a scalar through two nodes and back",
+    "model": f"gradient descent by hand: {data.LAYERS} small variables on a server, layers on a worker",
 }
+GRAPHS = ("flowrt", "flowrt-tcp", "tf")  # sides that have a graph over nodes
 
 
 def measure(workload: str, names: Sequence[str], rounds: int, seconds: float) -> Iterator[str]:
     """A Markdown table of one case, and the floors beside it."""
+    names = [name for name in names if workload != "model" or name in GRAPHS]
     sides, failed = run("transport", workload, {name: SIDES[name] for name in names}, rounds=rounds, seconds=seconds)
     size = 4 * data.floats(workload)
     large = size >= 1 << 20

@@ -11,9 +11,9 @@ With ``--tls``, the same over TLS, in turns with both: what it keeps of the thro
 Python's and for flowrt. With ``--gbits 10`` all of them send no faster than a network of that many gigabits a second.
 
 With ``--steps``, a value through steps of a session instead of the link alone: from a server to a worker of which the
-client fetches two entries (pass), or to the client (fetch), and a scalar through both and back (steps); beside bare
-sockets, gloo, TensorFlow, ray and a copy in memory, in turns in one run. The value may have changed before every step,
-and once it does, which is checked.
+client fetches two entries (pass), or to the client (fetch), a scalar through both and back (steps), and a step of a
+model with many variables that is placed by hand (model); beside bare sockets, gloo, TensorFlow, ray and a copy in
+memory, in turns in one run. The value may have changed before every step, and once it does, which is checked.
 
     python perf/transport.py --steps pass-64MiB fetch-1KiB steps
 """
@@ -315,7 +315,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="flowrt allocates every received array anew")
     parser.add_argument("--tls", action="store_true", help="also over TLS")
     parser.add_argument("--gbits", type=float, help="send no faster than such a network (default: unbounded)")
-    parser.add_argument("--steps", nargs="*", metavar="CASE", help="through steps: pass-SIZE, fetch-SIZE, steps")
+    parser.add_argument("--steps", nargs="*", metavar="CASE", help="through steps: pass-SIZE, fetch-SIZE, steps, model")
     parser.add_argument("--sides", nargs="+", metavar="SIDE", help="with --steps: which sides (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="with --steps")
     parser.add_argument("--seconds", type=float, default=0.7, help="with --steps: of measuring, per side and round")

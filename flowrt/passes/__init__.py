@@ -16,6 +16,7 @@ from flowrt.base.errors import PlacementError
 from flowrt.base.valueclass import valueclass
 from flowrt.passes.bag import bag
 from flowrt.passes.bodies import rewrite_bodies
+from flowrt.passes.bundle import bundle
 from flowrt.passes.contract import contract, contracted
 from flowrt.passes.count_iterations import count_iterations
 from flowrt.passes.epilogue import append_epilogues
@@ -155,6 +156,9 @@ def compile_step(
     if optimize:
         step = count_iterations(rewrite_bodies(step, placement, lambda body, _: count_iterations(body, inside=True)))
         step, placement = _join(without_meetings(step), placement, supports, fusible, regions, report)
+        step, placement, bundled = bundle(step, placement, supports)
+        if bundled:
+            report("bundle", values=bundled)
     parts = partition(step, placement, home=None if ends is Ends.USED else home, client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
     return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host, tuple(away or ()))

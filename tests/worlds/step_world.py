@@ -39,6 +39,9 @@ NAIVE: dict[str, Any] = {
     "full_like": lambda attrs, a, value: np.full_like(a, value),
     "shape_of": lambda attrs, a: np.array(a.shape, np.int64),
     "bring": lambda attrs, a: a,
+    "concat": lambda attrs, *values: np.concatenate(values, attrs["axis"]),
+    "reshape": lambda attrs, a, shape: a.reshape(shape),
+    "getitem": lambda attrs, a: a[tuple(slice(*part) for part in attrs["key"])],
 }
 
 

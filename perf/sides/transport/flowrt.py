@@ -24,6 +24,8 @@ PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 def build(workload: str) -> tuple[fr.Graph, list[fr.Tensor], fr.Tensor, Any]:
     """The graph, what a step is fed, what it fetches, and what gives the held value another value."""
     with fr.Graph() as graph:
+        if workload == "model":
+            return graph, *model(), None
         number = fr.placeholder("float32", (), name="number")
         if workload == "steps":
             with fr.device(PS):
@@ -39,13 +41,27 @@ def build(workload: str) -> tuple[fr.Graph, list[fr.Tensor], fr.Tensor, Any]:
             return graph, [], fr.concat([held[:1], held[-1:]]), (number, change)
 
 
+def model() -> tuple[list[fr.Tensor], fr.Tensor]:
+    """What it is fed, and the loss, which comes with a step."""
+    with fr.device(PS):
+        layers = [fr.Variable(fr.eye(d.WIDTH), name=f"layer_{i}") for i in range(d.LAYERS)]
+    with fr.device(WORKER):
+        out = x = fr.placeholder("float32", (d.ROWS, d.WIDTH), name="x")
+        for layer in layers:
+            out = fr.tanh(out @ layer)
+        loss = fr.mean(fr.square(out))
+        train = fr.optim.SGD(d.RATE).minimize(loss)
+        with fr.control_dependencies([train]):
+            return [x], fr.identity(loss)
+
+
 async def serve(a: p.Settings) -> None:
     if a.variant:
         os.environ["FLOWRT_TRANSPORT"] = a.variant
     graph, feeds, fetched, change = build(a.workload)
     async with fr.LocalCluster(ps=1, worker=1) as cluster, fr.Session(graph, cluster=cluster) as session:
         step: Callable[..., Awaitable[Any]] = session.compile(fetched, feeds)
-        given = [np.float32(1)] if feeds else []
+        given: list[Any] = [d.inputs() if a.workload == "model" else np.float32(1)] if feeds else []
 
         async def run(count: int) -> list[float]:
             clock, out = time.perf_counter, []
@@ -59,6 +75,8 @@ async def serve(a: p.Settings) -> None:
 
         async def right(_: int) -> bool:
             found = await step(*given)
+            if a.workload == "model":
+                return d.loss_is_right(found)
             if change is None:
                 return bool(found == d.VALUE)
             for value in (1.0, d.VALUE):  # what arrives is what the server holds now
