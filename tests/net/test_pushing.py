@@ -85,6 +85,24 @@ async def test_what_turns_out_small_is_pushed_and_large_is_announced_once_and_th
         await made.assert_well()
 
 
+async def test_what_is_announced_before_it_is_made_may_be_pushed_once_it_turns_out_small() -> None:
+    push = TensorLink.push
+
+    def announce_first(link: TensorLink, key: Any, edge: int, value: Any) -> bool:
+        push(link, key, edge, None)
+        return push(link, key, edge, value)
+
+    async with world() as made:
+        step = await made.master.register(**relay(*TASKS, OPEN))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TensorLink, "push", announce_first)
+            for size in (3, 0, SMALL // 8, 1 << 14, 3):
+                for _ in range(5):
+                    got = await made.run(step, np.full(size, 1.5))
+                    assert np.array_equal(got[0], np.full(size, 6.0))
+        await made.assert_well()
+
+
 def gather(sender: str, receiver: str, count: int) -> dict[str, Any]:
     """``sender`` sends many values that ``receiver`` passes on; beside one more, that it waits for."""
     a, b = Writer(sender), Writer(receiver)

@@ -312,10 +312,10 @@ class World:
             self._meet.close(key)
 
     async def _fetch(self, key: StepKey, edge: int, task: str, spec: Spec) -> None:
-        announced = None
+        announced, expected = None, 0
         if not is_large(spec):
             value = await self._meet.take(key, edge)
             if not isinstance(value, Announced):
                 return
-            announced = value.nbytes or None
-        await self._links[task].pull(key, edge, spec, announced)
+            announced, expected = value.nbytes or None, 1
+        await self._links[task].pull(key, edge, spec, announced, expected)

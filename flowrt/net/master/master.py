@@ -456,15 +456,15 @@ class Master:
                 step.told.add(task)  # not by us: what became of the connection will end the step there
 
     async def _fetch(self, step: OpenStep, key: StepKey, edge: int, task: str) -> None:
-        spec, link, announced = step.registered.specs[edge], self._peers[task].link, None
+        spec, link, announced, expected = step.registered.specs[edge], self._peers[task].link, None, 0
         try:
             if not is_large(spec):
                 value = await self._rendezvous.take(key, edge)
                 if not isinstance(value, Announced):
                     step.values[edge] = value if value is DEAD else checked(value, spec, f"edge {edge} of {task}")
                     return
-                announced = value.nbytes or None
-            step.values[edge] = await link.pull(key, edge, spec, announced)
+                announced, expected = value.nbytes or None, 1  # what was not made yet may be small, and pushed
+            step.values[edge] = await link.pull(key, edge, spec, announced, expected)
         except FlowrtError as error:
             step.fail(error)
 
