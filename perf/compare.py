@@ -9,6 +9,7 @@ the ratios against the fastest peer. Peers are installed by scripts/peers; those
     python perf/compare.py mlp cnn --rounds 9
     python perf/compare.py --write             # and write docs/performance.md
     python perf/compare.py heat adam --write   # the rows of these, into a table of their own
+    python perf/compare.py --before DIR        # beside flowrt itself as the tree DIR has it
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ class Process:
             stderr=self._errors,
             bufsize=0,
             cwd=HERE,
-            env=environment(),
+            env=environment(peer, variant),
         )
 
     def answer(self, seconds: float) -> dict[str, Any]:
@@ -280,18 +281,18 @@ class Result:
 
 def home(peer: str) -> Path:
     """The interpreter of a side; bare sockets need no environment of their own."""
-    if peer in ("flowrt", "sockets"):
+    if peer in ("flowrt", "before", "sockets"):
         return Path(sys.executable)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("FLOWRT_PEERS") or cache / "flowrt-peers") / peer / "bin" / "python"
 
 
 def command(peer: str, variant: str, case: Case, threads: int, *more: str) -> list[str]:
-    flags = ["--variant", variant] if variant else []
+    flags = ["--variant", variant] if variant and peer != "before" else []
     return [
         str(home(peer)),
         "-m",
-        f"sides.{case.topic}.{peer}",
+        f"sides.{case.topic}.{'flowrt' if peer == 'before' else peer}",
         case.workload,
         *flags,
         "--threads",
@@ -301,11 +302,12 @@ def command(peer: str, variant: str, case: Case, threads: int, *more: str) -> li
     ]
 
 
-def environment() -> dict[str, str]:
-    """The sides' environment: this flowrt, no setting that makes OpenBLAS slow, none that keeps Python's bytecode off
-    the disk: the peers' is there since they were installed.
+def environment(peer: str = "flowrt", variant: str = "") -> dict[str, str]:
+    """The sides' environment: this flowrt, or that of the tree that ``before`` has for a variant, no setting that makes
+    OpenBLAS slow, none that keeps Python's bytecode off the disk: the peers' is there since they were installed.
     """
-    path = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    tree = variant if peer == "before" else str(HERE.parent)
+    path = os.pathsep.join([tree, *filter(None, [os.environ.get("PYTHONPATH")])])
     left_out = ("OPENBLAS_CORETYPE", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
     return {**kept, "PYTHONPATH": path}
@@ -363,7 +365,7 @@ def run_start(case: Case, threads: int, rounds: int) -> Result:
         for side in names:
             began = time.perf_counter()
             line = command(*side, case, threads, "--first-only")
-            done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True)
+            done = subprocess.run(line, cwd=HERE, env=environment(*side), capture_output=True, text=True)
             seconds = time.perf_counter() - began
             if done.returncode:
                 failed[measured[side].name] = (done.stderr.strip().splitlines() or ["failed"])[-1]
@@ -451,7 +453,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.7, help="of measuring, per side and round")
     parser.add_argument("--write", action="store_true", help="write its part of docs/performance.md")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="compare with flowrt as that tree has it, not peers")
     a = parser.parse_args()
+    if a.before and (a.write or not (a.before / "flowrt" / "__init__.py").exists()):
+        parser.error("--before wants the root of another tree of flowrt, and writes no page")
     unknown = set(a.cases) - {case.name for case in CASES}
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in CASES)}")
@@ -464,6 +469,7 @@ def main() -> None:
     results = []
     for case in CASES:
         if not a.cases or case.name in a.cases:
+            case = replace(case, peers={"before": [str(a.before.resolve())]}) if a.before else case
             print(f"{case.name} …", file=sys.stderr, flush=True)
             try:
                 results.append(run_case(case, a.threads, a.rounds, a.seconds))
