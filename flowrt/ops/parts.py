@@ -57,9 +57,10 @@ def pack_parts(starts: Operand, found: Operand, homes: Any) -> tuple[Result, Res
     _check_vectors(starts, found)
     parts = None if starts.dims is None or starts.shape[0] is None else starts.shape[0] - 1
     given = tuple(homes) if isinstance(homes, (tuple, list)) else ()
-    if not given or set(given) != set(range(max(given) + 1)) or (parts is not None and parts != len(given)):
+    numbers = sorted(set(given))
+    if not given or numbers != [*range(len(numbers))] or (parts is not None and parts != len(given)):
         raise SpecError(f"each of {parts or 'its'} parts has a home, numbered from 0 up, got {homes!r}")
-    return Spec("int64", found.dims), Spec("int64", (2 * (max(given) + 1),))
+    return Spec("int64", found.dims), Spec("int64", (2 * len(numbers),))
 
 
 def _check_vectors(*vectors: Spec) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import resource
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -21,7 +19,6 @@ from flowrt.op import Op
 ABSURD: list[Any] = [0, -1, 7, 2**31, 2**62, 2**63, 2**70, -(2**63), 1.5, float("nan"), float("inf"), "x", "", None]
 ABSURD += [(), (0,), (-1, -1), (1, 2, 3), (1.5, 2), ("a", "b"), ((-1, 0), (0, 0)), ((2**62, 2**62), (0, 0))]
 ABSURD += [(2**40, 2**40), (None,), [[1, 2], [3]], [None], np.ones(2), {}]
-TRIES = 8  # of them for each parameter of an op
 
 X, IMAGE, FILTERS = np.ones(4, np.float32), np.ones((1, 8, 8, 3), np.float32), np.ones((3, 3, 3, 4), np.float32)
 CASES: dict[str, tuple[str, Callable[[Any, Any, Any], Any]]] = {
@@ -145,12 +142,10 @@ def as_inputs(value: Any) -> Any:
 
 
 def test_no_parameter_of_any_op_leads_into_the_depths() -> None:
-    seed = secrets.randbits(32)
-    draw = random.Random(seed)
     escaped = []
     for op, given in calls().items():
         for parameter in op.parameters:
-            for value in draw.sample(ABSURD, TRIES):
+            for value in ABSURD:
                 try:
                     with fr.Graph() as graph:
                         op(**{**{name: as_inputs(v) for name, v in given.items()}, parameter.name: value})
@@ -161,7 +156,7 @@ def test_no_parameter_of_any_op_leads_into_the_depths() -> None:
                         escaped.append(f"{op.name}({parameter.name}={value!r}) names no line: {error}")
                 except Exception as error:
                     escaped.append(f"{op.name}({parameter.name}={value!r}): {error!r}")
-    assert not escaped, (seed, escaped)
+    assert not escaped
 
 
 OPERATE_ON_STATE = ("resource", "slots")  # whose kernels are given what the variables hold, too
