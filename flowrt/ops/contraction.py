@@ -18,11 +18,12 @@ from flowrt.base.locating import located
 from flowrt.base.plain import default_array
 from flowrt.base.valueclass import valueclass
 from flowrt.ops.elementwise import astype, multiply
+from flowrt.ops.index import take
 from flowrt.ops.inference import described, settled
 from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.shape import expand_dims, getitem, reshape, squeeze, stack, transpose
-from flowrt.ops.source import shape_of
+from flowrt.ops.source import arange, shape_of
 
 if TYPE_CHECKING:
     from flowrt.graph import TensorOrArray
@@ -198,14 +199,14 @@ def _diagonal(term: _Term) -> _Term:
             second = term.labels.index(label, first + 1)
             value, labels = term.value, term.labels
             spec = described(value)
-            size = spec.shape[first] if spec.shape[first] is not None else spec.shape[second]
-            if size is None:
-                raise SpecError(f"the size of the diagonal {label!r} of {spec} must be known")
+            known = spec.shape[first] if spec.shape[first] is not None else spec.shape[second]
+            size = shape_of(value)[first] if known is None else known
             others = tuple(axis for axis in range(len(labels)) if axis not in (first, second))
             order = (first, second, *others)
             square = value if order == tuple(range(len(order))) else transpose(value, order)
             rest = [shape_of(value)[axis] if spec.shape[axis] is None else spec.shape[axis] for axis in others]
-            taken = getitem(reshape(square, [size * size, *rest]), ((None, None, size + 1),))
+            rows = reshape(square, [size * size, *rest])
+            taken = take(rows, arange(size) * (size + 1)) if known is None else getitem(rows, ((None, None, size + 1),))
             term = _Term(taken, tuple(labels[axis] for axis in (first, *others)))
     return term
 

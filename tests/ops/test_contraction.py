@@ -98,6 +98,26 @@ async def test_sizes_may_be_open_until_the_step_and_gradients_are_einsums_themse
             np.testing.assert_allclose(mine, judge, rtol=1e-5, atol=1e-5, err_msg=equation)
 
 
+@pytest.mark.parametrize("equation", ["ii->i", "bii->b", "iji->ji", "iii->i"])
+async def test_the_size_of_a_diagonal_may_be_open_until_the_step(equation: str) -> None:
+    (array,) = operands(equation)
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None,) * array.ndim)
+        y = fr.einsum(equation, x)
+        (gradient,) = fr.gradients(fr.sum(fr.square(y)) / 2, [x])
+    async with fr.Session(graph) as session:
+        for given in (array, np.zeros((0,) * array.ndim, np.float32)):
+            found, slopes = await session.run([y, gradient], {x: given})
+            expected = np.einsum(equation, given)
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+            places = np.indices(given.shape)[[axis for axis, c in enumerate(equation.partition("->")[0]) if c == "i"]]
+            alike = (places == places[0]).all(axis=0)
+            np.testing.assert_array_equal(slopes[~alike], 0)
+            np.testing.assert_allclose(np.sum(slopes * given), np.sum(expected**2), rtol=1e-5)
+        with pytest.raises(fr.SpecError, match=r"test_contraction.py:\d+"):
+            await session.run(y, {x: np.ones(range(2, 2 + array.ndim), np.float32)})
+
+
 def slope(equation: str, arrays: list[np.ndarray], number: int, weight: np.ndarray) -> Any:
     left, arrow, out = equation.partition("->")
     parts = left.split(",")
