@@ -25,7 +25,7 @@ RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
 def default_array(value: Any) -> np.ndarray[Any, Any]:
     """``value`` as an array; Python floats become float32, ints int64."""
     if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
+        array = np.asarray(unmasked(value))
     else:
         try:
             array = np.asarray(value)
@@ -43,6 +43,13 @@ def default_array(value: Any) -> np.ndarray[Any, Any]:
             raise SpecError(f"{shortened(value)} is not a tensor: integers have at most 64 bits")
         fix = "; convert it with .astype" if array.dtype.kind == "f" else ""
         raise SpecError(f"{shortened(value)} is not a tensor: its dtype would be {array.dtype}, and {THE_DTYPES}{fix}")
+    return array
+
+
+def unmasked(array: Any) -> Any:
+    """``array``, none of whose entries is masked: a tensor would hold what lies below the mask."""
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise SpecError("entries of the array are masked; fill them, with .filled(value)")
     return array
 
 
@@ -73,7 +80,7 @@ def is_weak(value: Any) -> bool:
 
 def shortened(value: Any) -> str:
     """``value`` as errors show it."""
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
 
 

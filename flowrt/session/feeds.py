@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import FeedError, GraphError, user_site
-from flowrt.base.plain import RANKS, shortened
+from flowrt.base.plain import RANKS, shortened, unmasked
 from flowrt.base.spec import MAX_RANK, Spec, holds
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def as_feed(tensor: Tensor, value: Any, copy: Callable[[Array], Array] = np.asco
     spec = tensor.spec
     if isinstance(value, np.generic) and value.dtype == spec.dtype and spec.dims == ():
         return np.asarray(value)  # at once: a step of scalars takes less time than looking at them closely
-    array = _native(value) if isinstance(value, np.ndarray) else _convert(tensor, value)
+    array = _native(value) if type(value) is np.ndarray else _convert(tensor, value)
     if array.dtype != spec.dtype or not spec.accepts(array.dtype, array.shape):
         raise FeedError(f"{_begin(tensor)}: expected {spec}, got {_describe(array)}{_fix(spec, array)}")
     return array if array.flags.c_contiguous else copy(array)
@@ -58,6 +58,8 @@ def _convert(tensor: Tensor, value: Any) -> Array:
     if value is None:
         raise FeedError(f"{_begin(tensor)}: expected {tensor.spec}, got None")
     try:
+        if isinstance(value, np.ndarray):
+            return _native(unmasked(value))
         natural = np.asarray(value)
         if isinstance(value, np.generic) or not _keeps_kind(natural.dtype, tensor.dtype):
             return _native(natural)

@@ -220,6 +220,27 @@ async def test_a_wrong_call_is_told_in_a_line(values: Any, named: Any, says: str
         assert len(str(told.value)) < 200
 
 
+MASKED = np.ma.masked_array(ONES, mask=[False, True, False])
+
+
+async def test_what_is_masked_is_no_value_and_an_array_in_which_nothing_is_masked_is_one() -> None:
+    says = r"entries of the array are masked; fill them, with .filled\(value\)"
+    for ask in (fr.sum, fr.constant, fr.tanh, lambda array: fr.add(ONES, array)):
+        with pytest.raises(fr.SpecError, match=says):
+            ask(MASKED)
+    async with fr.Session(GRAPH) as session:
+        step = session.compile(SCALED, [X, SCALE])
+        for _ in range(16):
+            await step(ONES, 2.0)
+        for array in (MASKED.filled(1), np.ma.masked_array(ONES)):
+            np.testing.assert_array_equal(await step(array, 2.0), 2 * ONES)
+        with pytest.raises(fr.FeedError, match=says) as told:
+            await step(MASKED, 2.0)
+        assert "\n" not in str(told.value)
+        with pytest.raises(fr.FeedError, match=says):
+            await session.run(SCALED, {X: MASKED, SCALE: 2.0})
+
+
 async def test_feeds_of_one_name_in_several_scopes_are_told_by_their_whole_names() -> None:
     with fr.Graph() as graph:
         feeds = []
