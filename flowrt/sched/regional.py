@@ -5,7 +5,7 @@ Law: the region's variables are held by whoever runs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -48,31 +48,51 @@ class RegionRunner:
         if not isinstance(ready, Tape):
             return self._run_singly(inputs, words)
         tape, unit, variables = ready, self._unit, self._host.variables
-        before: Callable[[RowWrite, Array], None] | None = None
-        if variables.lent:
-            staying = variables.part(unit.writes, self._host.spares.copy, unit.by_rows)
-            before = partial(self._keep_rows, staying) if staying else None
+        if variables.lent and variables.still_lent(unit.writes):
+            return self._run_beside_lookers(tape, inputs, words)
         crew, laid = self._host.lanes.crew, tape.laid
         if laid is not None and laid[0] is variables and laid[1] == variables.changes:
             alive = [reference() for reference in laid[3]]  # should someone reset them while the tape runs
             if laid[1] == variables.changes:
-                outputs = tape.run_at(words, inputs, laid[2], crew=crew, before=before)
+                outputs = tape.run_at(words, inputs, laid[2], crew=crew)
                 del alive
                 return outputs
-        changes, memory = variables.changes, []
-        begun: dict[Name, Array] = {}
-        for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
-            value = variables.find(name, spec) if name in unit.begins else variables.value(name, spec)
-            if value is None:
-                value = begun[name] = self._host.memory.lasting(spec.concrete, spec.dtype)
-            memory.append(value)
+        changes = variables.changes
+        memory, begun = self._memory(tape)
         places = [address(value) for value in memory]
-        outputs = tape.run_at(words, inputs, places, crew=crew, before=before)
+        outputs = tape.run_at(words, inputs, places, crew=crew)
         for name, value in begun.items():
             variables.begin(name, value)
         if not begun:
             tape.laid = variables, changes, places, [ref(value) for value in memory]
         return outputs
+
+    def _run_beside_lookers(self, tape: Tape, inputs: Sequence[Array], words: Array) -> list[Array]:
+        """Run it where somebody looks at variables that it writes, and goes on to see what they hold now."""
+        unit, variables, spares = self._unit, self._host.variables, self._host.spares
+        whole = frozenset(tape.variables[number] for number in tape.whole_writes)
+        staying = variables.part(unit.writes - whole, spares.copy, unit.by_rows)
+        before = partial(self._keep_rows, staying) if staying else None
+        memory, begun = self._memory(tape)
+        lent, values = variables.still_lent(whole), dict(zip(tape.variables, memory, strict=True))
+        moved = begun | {name: spares.memory(name, values[name]) for name in lent}
+        places = [address(value) for value in {**values, **moved}.values()]
+        old = [address(value) for value in memory] if lent else ()
+        outputs = tape.run_at(words, inputs, places, crew=self._host.lanes.crew, before=before, old=old)
+        for name, value in moved.items():
+            variables.begin(name, value)
+        return outputs
+
+    def _memory(self, tape: Tape) -> tuple[list[Array], dict[Name, Array]]:
+        """Where the tape's variables lie, and those among them that have no value before it has run."""
+        variables, memory = self._host.variables, []
+        begun: dict[Name, Array] = {}
+        for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
+            value = variables.find(name, spec) if name in self._unit.begins else variables.value(name, spec)
+            if value is None:
+                value = begun[name] = self._host.memory.lasting(spec.concrete, spec.dtype)
+            memory.append(value)
+        return memory, begun
 
     def _keep_rows(self, staying: frozenset[Name], write: RowWrite, groups: Array) -> None:
         self._host.keep_rows(staying.intersection(write.names), groups)

@@ -201,7 +201,7 @@ class Checkpoints:
             if not self._is_due():  # another step has waited, too
                 self._saving.release()
                 return
-            saving = await self._keep(session, beside=True)
+            saving = await self._keep(session)
         except FlowrtError as error:
             self._saving.release()
             _log.warning("%s; training goes on", error)
@@ -256,19 +256,19 @@ class Checkpoints:
         Raises `CheckpointError` also where another session saves into the folder, and it says which.
         """
         async with self._saving:
-            saving = await self._keep(session, beside=False)
+            saving = await self._keep(session)
             await self._write(saving)
             self._saved_step, self._saved_at = saving.step, self._clock()
             return saving.step
 
-    async def _keep(self, session: Inside, *, beside: bool) -> Saving:
+    async def _keep(self, session: Inside) -> Saving:
         """Have all that is to be saved be kept as it is now."""
         if self._places is None:
             raise CheckpointError("the session was closed")
         saving = Saving(session, self._places.find(), self._step)
         try:
             async with session.rests.all():
-                await saving.keep(beside)
+                await saving.keep()
         except BaseException:
             await saving.drop()
             raise

@@ -143,14 +143,11 @@ class Saving:
         """The bytes of all that is saved."""
         return sum(piece.spec.nbytes for piece in self._pieces if piece.first == 0)
 
-    async def keep(self, beside: bool) -> None:
-        """Have every task keep what it holds; trainers' servers at one version. Raises `CheckpointError`.
-
-        Steps go on ``beside`` what is written, or wait for it.
-        """
+    async def keep(self) -> None:
+        """Have every task keep what it holds; trainers' servers at one version. Raises `CheckpointError`."""
         before = time.monotonic()
         while True:
-            found = await self._each(lambda task, pieces: Keep(self._token, tuple([p.held for p in pieces]), beside))
+            found = await self._each(lambda task, pieces: Keep(self._token, tuple([p.held for p in pieces])))
             versions: dict[str, set[int]] = {}
             for group, version in (each for told in found.values() for each in told):
                 versions.setdefault(group, set()).add(version)

@@ -16,7 +16,6 @@ from flowrt.checkpoints import shards
 from flowrt.sched.executor import LENT_BYTES
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.segments import PATIENCE, Segments
-from flowrt.sched.host.snapshots import Snapshot
 from flowrt.sched.host.spares import Spares
 from flowrt.sched.host.variables import Name, Variables
 
@@ -163,37 +162,6 @@ def test_a_copy_lies_where_memory_was_made_ready_for_it_once_and_if_it_fits(shar
     spares.make(NAME, LARGE, lambda: True)
     memory.reclaim()
     assert memory.held == 2 * held
-
-
-def test_a_copy_is_begun_before_anybody_writes_and_finished_by_who_does() -> None:
-    spares, value, used = Spares(Memory()), np.arange(MIB, dtype="float64"), []
-
-    def kept(going: Callable[[], bool] = lambda: True) -> None:
-        spares.copy_ahead(NAME, Snapshot(value, Memory()), used.append, going)
-
-    def writes() -> bool:
-        taken.append(spares.copy(NAME, value))
-        return True
-
-    taken: list[Any] = []
-    kept()  # nothing lies ready for it
-    assert not used
-    spares.make(NAME, LARGE, lambda: True)
-    (ready,) = spares._ready.values()
-    kept()
-    assert used[0] is ready
-    assert (ready == value).all()
-    used.clear()
-    spares.make(NAME, LARGE, lambda: True)
-    (ready,) = spares._ready.values()
-    kept(writes)
-    assert not used
-    assert taken[0] is ready
-    assert (ready == value).all()
-    spares.make(NAME, LARGE, lambda: True)
-    kept(lambda: False)
-    assert not used
-    assert spares.copy(NAME, value[:100]).shape == (100,)
 
 
 async def test_large_arrays_are_received_where_earlier_ones_were_that_nobody_has_any_more() -> None:

@@ -14,7 +14,6 @@ from flowrt.kernels.ops.slices import rows_of
 from flowrt.sched.host import snapshots
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.snapshots import Snapshot
-from flowrt.sched.host.spares import Spares
 from flowrt.sched.host.variables import Variables
 
 if TYPE_CHECKING:
@@ -97,10 +96,6 @@ def test_where_rows_could_not_be_kept_reading_fails_and_writing_does_not() -> No
     snapshot.keep(np.arange(10))
     with pytest.raises(ResourceError, match="rows that steps were about to write could not be kept: no memory for"):
         snapshot.read(0, 100)
-    spares, used = Spares(Memory()), []
-    spares.make(NAME, Spec("float32", (1 << 16, 64)), lambda: True)
-    spares.copy_ahead(NAME, snapshot, used.append, lambda: True)  # of what is not there any more
-    assert not used
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -178,31 +173,6 @@ def test_two_saves_at_once_have_each_what_was_there_when_it_began() -> None:
     del first, second
     assert variables.part(names, lambda *_: pytest.fail("it is copied"), names) == NOTHING
     assert not variables.lent
-
-
-@pytest.mark.parametrize("when", ["before", "meanwhile", "after"])
-def test_a_copy_that_is_begun_is_given_up_when_rows_are_written(when: str) -> None:
-    value = np.arange(1 << 20, dtype=np.float64).reshape(-1, 64)
-    (variables, snapshot), spares, used = saved(value), Spares(Memory()), []
-    names, before = frozenset({NAME}), value.copy()
-    spares.make(NAME, Spec("float64", value.shape), lambda: True)
-
-    def write() -> bool:
-        variables.keep_rows(names, np.arange(2))
-        spares.outdate(names)
-        value[:2] += 1
-        return True
-
-    if when == "before":
-        write()
-    spares.copy_ahead(NAME, snapshot, used.append, write if when == "meanwhile" else lambda: True)
-    if when == "after":
-        write()
-    assert len(used) == (when == "after")
-    assert not used or (used[0] == before).all()
-    copied = spares.copy(NAME, value)  # as who writes all of it does
-    assert (copied == value).all()
-    assert snapshot.read(0, value.nbytes).tobytes() == before.tobytes()
 
 
 def test_the_rows_of_groups_are_those_that_occur() -> None:

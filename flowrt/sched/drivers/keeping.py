@@ -57,13 +57,11 @@ class Prepare:
 class Keep:
     """Hold what variables ``names`` are now, between two versions of every trainer, for the save of that number.
 
-    Answers (group, version) of each trainer whose server is here. What was kept for the save before goes. Where steps
-    are to go on ``beside``, copies are begun at once, where memory lies ready, so that fewer are left to who writes.
+    Answers (group, version) of each trainer whose server is here. What was kept for the save before goes.
     """
 
     save: str
     names: tuple[tuple[str, str], ...]
-    beside: bool = False
 
 
 @valueclass
@@ -249,16 +247,10 @@ class Keeping:
             values = {name: _KeptValue(await self._snapshot(name, known[name])) for name in names}
             scarce = not host.memory.room_for(sum(value.snapshot.nbytes for value in values.values()))
             waited = {name for name in names if scarce and variables.try_hold(frozenset([name]), NOTHING)}
-            kept = self._kept[asked.save] = _Kept(epoch, values, waited)
+            self._kept[asked.save] = _Kept(epoch, values, waited)
         finally:
             variables.release(names, NOTHING)
-        if asked.beside and not scarce and host.spares.has_any:
-            self._tasks.start(self._copied_ahead(kept))
         return tuple((server.role.group, server.version) for server in servers())
-
-    async def _copied_ahead(self, kept: _Kept) -> None:
-        with suppress(FlowrtError, MemoryError):
-            await self._in_thread(partial(_copy_ahead, host=self._host), kept)
 
     async def _snapshot(self, name: Name, spec: Spec) -> Snapshot:
         """What a variable that is held holds now, whatever is written to it later."""
@@ -361,23 +353,6 @@ def _prepare(specs: dict[Name, Spec], going: Callable[[], bool], *, spares: Spar
     for name, spec in specs.items():
         if go_on():
             spares.make(name, spec, go_on)
-
-
-def _copy_ahead(kept: _Kept, going: Callable[[], bool], *, host: Host) -> None:
-    aside = Aside()
-
-    def go_on() -> bool:
-        aside()
-        return kept.going and going()
-
-    for name in list(kept.values):
-        value = kept.values.get(name)  # unless it is written by now
-        if value is not None and go_on():
-
-            def use(made: np.ndarray[Any, Any], value: _KeptValue = value) -> None:
-                value.snapshot = Snapshot(made, host.memory)
-
-            host.spares.copy_ahead(name, value.snapshot, use, go_on)
 
 
 def _write(asked: Write, going: Callable[[], bool], *, kept: _Kept, let_write: Callable[[Name], None]) -> Any:

@@ -108,7 +108,6 @@ class Host:
     def keep_rows(self, names: Collection[Name], groups: np.ndarray[Any, Any]) -> None:
         """Rows of variables that are saved are about to be written, those of ``groups`` as `group_rows` makes them."""
         self.variables.keep_rows(names, rows_of(groups))
-        self.spares.outdate(names)
 
     def reset(self, container: str | None = None) -> None:
         """Forget the variables, queues and runs of trainers of a container, or of all; who waits on them is told."""

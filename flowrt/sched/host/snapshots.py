@@ -27,7 +27,6 @@ class Snapshot:
 
     def __init__(self, source: Array, memory: Memory) -> None:
         self.source = source
-        self.is_touched = False  # whether rows may have been written since
         self._memory = memory
         self._bytes = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
         row = max(1, self.nbytes // max(1, len(source) if source.ndim else 1))
@@ -51,7 +50,6 @@ class Snapshot:
 
     def keep(self, rows: Array) -> None:
         """Keep what these rows hold: no row twice among them. Where there is no memory for that, reading fails."""
-        self.is_touched = True
         try:
             self._keep(rows if self._rows == 1 else np.unique(rows // self._rows))
         except (ResourceError, MemoryError) as error:

@@ -2,9 +2,9 @@
 
 Law: a region takes all variables it reads and writes at once or waits for all, so no two holders can wait for each
 other; who asked first goes first where two requests conflict. Holders may be on any thread, waiters on any loop. A
-variable that is only sent elsewhere is lent instead of copied, and not held meanwhile: who writes it while somebody
-still looks at it makes a copy first, and writes that. Of one that is only saved, some rows may be written where they
-lie, once what they hold is kept (`snapshots`).
+variable that is only sent elsewhere is lent instead of copied, and not held meanwhile: who writes all of it while
+somebody still looks at it writes elsewhere, and who writes some of it makes a copy first, and writes that. Of one that
+is only saved, some rows may be written where they lie, once what they hold is kept (`snapshots`).
 
 Direct calls (`kernels.run.direct`) take and give back what they need by themselves, between two instructions of
 Python's, and know nothing of the mutex: so who changes something here says so in a word as long as it has the
@@ -205,9 +205,19 @@ class Variables:
         if any(name in together.writes for together in self._known_together()):
             self._outdate()
 
+    def still_lent(self, names: frozenset[Name]) -> frozenset[Name]:
+        """Those variables, all held to be written, that somebody still looks at, or saves; no others are lent then."""
+        found = set()
+        for name in names & self.lent:
+            if self._is_lent(name):
+                found.add(name)
+            else:
+                self._forget_lookers(name)
+        return frozenset(found)
+
     def _is_lent(self, name: Name) -> bool:
         slot = self._slots.get(name)
-        return slot is not None and (slot.is_lent or slot.is_saved)
+        return slot is not None and slot.value is not None and (slot.is_lent or slot.is_saved)
 
     def part(
         self, names: frozenset[Name], copy: Callable[[Name, Array], Array], by_rows: frozenset[Name] = frozenset()
@@ -217,17 +227,17 @@ class Variables:
         Those of which only some rows are written, ``by_rows``, stay where they are if they are no more than saved.
         They are answered: what such rows hold is to be kept (`keep_rows`) before they are written.
         """
-        staying = set()
-        for name in names & self.lent:
-            slot = self._slots[name]
-            if slot.value is not None and name in by_rows and slot.is_saved and not slot.is_lent:
-                staying.add(name)
-                continue
-            if slot.value is not None and self._is_lent(name):
-                self._alone(self._put, slot, copy(name, slot.value))
-            slot.lent, slot.snapshots = None, ()
-            self.lent.discard(name)
-        return frozenset(staying)
+        lent = self.still_lent(names)
+        staying = frozenset(name for name in lent & by_rows if not self._slots[name].is_lent)
+        for name in lent - staying:
+            value = self._slots[name].value
+            assert value is not None
+            self.begin(name, copy(name, value))
+        return staying
+
+    def _forget_lookers(self, name: Name) -> None:
+        self._slots[name].lent, self._slots[name].snapshots = None, ()
+        self.lent.discard(name)
 
     def keep_rows(self, names: Iterable[Name], rows: Array) -> None:
         """Keep what these rows of variables hold, for those who save them."""
@@ -239,6 +249,7 @@ class Variables:
     def begin(self, name: Name, value: Any) -> None:
         """Give a variable that is held to be written its first memory, or other memory: of its device's."""
         self._alone(self._put, self._slots[name], value)
+        self._forget_lookers(name)
 
     def _put(self, slot: Slot, value: np.ndarray[Any, Any]) -> None:
         slot.spec, slot.value = Spec(value.dtype, value.shape), value

@@ -59,10 +59,10 @@ class Share:
     own memory, in equal parts. ``board`` is the crew's, ``loops`` are the shares of loops, by their cells.
     """
 
-    __slots__ = ("_local", "_words", "address", "division", "loops")
+    __slots__ = ("_local", "_words", "address", "division", "loops", "nodes_at")
 
     def __init__(self, division: Division, nodes: int, row: int, row_words: int, local: Array, board: int) -> None:
-        self.division, self._local = division, local
+        self.division, self.nodes_at, self._local = division, nodes, local
         self.loops: dict[int, Share] = {
             loop.cell: Share(inner, loop.nodes.ctypes.data, row, row_words, local, board)
             for loop, inner in division.loops.items()

@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -25,6 +25,7 @@ from flowrt.kernels.store.compiling import batch
 from flowrt.kernels.store.parts import direct_address, loop_address
 from flowrt.sched.host.memory import Memory, counted
 from flowrt.sched.regions.recorded import FIRST_SLOT, Launch, Recording, RowWrite
+from flowrt.sched.tape.apart import WholeWrites, find_whole_writes, places_apart
 from flowrt.sched.tape.arenas import MOST, Arenas, LentArena
 from flowrt.sched.tape.laid_loops import clocks as time_loops
 from flowrt.sched.tape.laid_loops import failed_at, find_loops
@@ -128,7 +129,8 @@ class Tape:
         self.arena_bytes = self.recording.arena_bytes
         self.launches = len(self.recording.launches)
         self.dynamic = len(inputs) + sum(o.fresh for o in self.recording.outputs) + len(self.variables)
-        row = RUN_WORDS + FIRST_SLOT + self.dynamic + len(self.recording.constants) + self.recording.slots
+        self._old = FIRST_SLOT + self.dynamic + len(self.recording.constants) + self.recording.slots
+        row = RUN_WORDS + self._old + len(self.variables)
         self.row_words = -(-row // 16) * 16
         self.is_settled = False  # whether it is known of what use a crew is
         self.runs_alone = False  # whether that is none
@@ -169,6 +171,30 @@ class Tape:
         self._nodes = np.stack([np.array(entries, np.int64), blocks_at[: len(launches)], units], axis=1)
         self._nodes_at, self._loop = address(self._nodes), _loop("alone")
         self._loops = find_loops(launches, self._nodes, self._words, address(self._words))
+
+    @cached_property
+    def whole_writes(self) -> WholeWrites:
+        """The variables whose new values may lie elsewhere than the old, as they are numbered: see `apart`."""
+        return {} if self._loops else find_whole_writes(self.recording, self._first_variable)
+
+    @cached_property
+    def _apart(self) -> tuple[Array, Array]:
+        """The launches for variables that lie apart, and their blocks."""
+        old = {variable: self._old + variable for variable in self.whole_writes}
+        blocks = [
+            launch.step.block(places_apart(number, launch, self._first_variable, self.whole_writes, old))
+            for number, launch in enumerate(self.recording.launches)
+        ]
+        words = np.concatenate(blocks)
+        starts = np.cumsum([0, *(block.size for block in blocks)][:-1], dtype=np.int64)
+        nodes = self._nodes.copy()
+        nodes[:, 1] = starts * words.itemsize + address(words)
+        return nodes, words
+
+    @property
+    def _first_variable(self) -> int:
+        """The slot of the first variable."""
+        return FIRST_SLOT + self.dynamic - len(self.variables)
 
     def _ask(self) -> tuple[list[Array], list[int]]:
         """The launches' blocks and entries. Whatever the tape needs that may have to be compiled is asked for here."""
@@ -212,10 +238,11 @@ class Tape:
         outputs: Sequence[Array] | None = None,
         crew: Crew | None = None,
         before: Callable[[RowWrite, Array], None] | None = None,
+        old: Sequence[int] = (),
     ) -> list[Array]:
-        """`run` with variables that lie at these addresses; ``before`` each write of rows, that is told their groups.
-
-        With that nobody helps.
+        """`run` with variables that are to lie at these addresses, and hold at those ``old`` what they do so far, if
+        there are any: they differ for no others than `whole_writes`. ``before`` each write of rows, that is told their
+        groups; with that nobody helps.
         """
         status, step, seed, _ = run_words.tolist()
         if status:
@@ -233,12 +260,17 @@ class Tape:
                 cells.append(int(kept[-1].ctypes.data))
         cells += places
         room.cells[self._cells] = cells
+        nodes_at = self._nodes_at
+        if old:
+            start = BASES + self._old
+            room.cells[start : start + len(old)] = old
+            nodes_at = address(self._apart[0])
         if before is not None:
-            self._run_with_stops(room, before)
+            self._run_with_stops(room, nodes_at, before)
         elif crew is None or self.runs_alone:
-            self._loop(self._nodes_at, room.bases_at, room.span_at, 0)
+            self._loop(nodes_at, room.bases_at, room.span_at, 0)
         else:
-            self._run_with(crew, room)
+            self._run_with(crew, room, nodes_at)
         reached = room.cells[SPAN]
         stopped = reached < self.launches
         failed = self.failure(room, reached, room.cells[WORDS + STATUS], step) if stopped else None
@@ -268,7 +300,7 @@ class Tape:
         if division is None or board == 0:
             way = ("alone", self._nodes_at, room.bases_at, room.span_at)
         else:
-            share = self._share(room, division, crew)
+            share = self._share(room, self._nodes_at, division, crew)
             share.time(0)
             self._lend(room, {cell: loop.address for cell, loop in share.loops.items()})
             way = ("shared", board, share.address, room.span_at)
@@ -287,19 +319,19 @@ class Tape:
         room.arena = arena
         return room
 
-    def _run_with_stops(self, room: _Room, before: Callable[[RowWrite, Array], None]) -> None:
+    def _run_with_stops(self, room: _Room, nodes_at: int, before: Callable[[RowWrite, Array], None]) -> None:
         """Run the launches one after another, and stop for what is to be done before each write of rows."""
         for write in self.recording.row_writes:
             room.cells[SPAN + 1] = write.launch
-            self._loop(self._nodes_at, room.bases_at, room.span_at, 0)
+            self._loop(nodes_at, room.bases_at, room.span_at, 0)
             if room.cells[SPAN] < write.launch:
                 return  # it failed, or was stopped
             at = room.cells[BASES + write.place.slot] + write.place.offset
             before(write, _seen(at, write.groups))
         room.cells[SPAN + 1] = self.launches
-        self._loop(self._nodes_at, room.bases_at, room.span_at, 0)
+        self._loop(nodes_at, room.bases_at, room.span_at, 0)
 
-    def _run_with(self, crew: Crew, room: _Room) -> None:
+    def _run_with(self, crew: Crew, room: _Room, nodes_at: int) -> None:
         """Run the launches with a crew's help where that pays, and learn what it costs from the first runs."""
         pace = self.pace
         if pace is None:
@@ -313,9 +345,9 @@ class Tape:
         division = pace.division
         board = 0 if division is None or crew.threads != division.threads else crew.board
         if division is None or board == 0:
-            self._loop(self._nodes_at, room.bases_at, room.span_at, times_at)
+            self._loop(nodes_at, room.bases_at, room.span_at, times_at)
         else:
-            share = self._share(room, division, crew)
+            share = self._share(room, nodes_at, division, crew)
             share.time(times_at)
             if not timed:
                 self._lend(room, {cell: loop.address for cell, loop in share.loops.items()})
@@ -333,12 +365,12 @@ class Tape:
             for loop in outer.all():
                 room.cells[BASES + loop.cell] = addresses.get(loop.cell, 0)
 
-    def _share(self, room: _Room, division: Division, crew: Crew) -> Share:
+    def _share(self, room: _Room, nodes_at: int, division: Division, crew: Crew) -> Share:
         """What a room needs to be divided."""
         share = room.share
-        if share is None or share.division is not division:
+        if share is None or (share.division, share.nodes_at) != (division, nodes_at):
             local = crew.local(self.recording.local_bytes)
-            share = room.share = Share(division, self._nodes_at, room.words_at, self.row_words, local, crew.board)
+            share = room.share = Share(division, nodes_at, room.words_at, self.row_words, local, crew.board)
         return share
 
     def _targets(self, outputs: Sequence[Array] | None) -> list[Array]:
