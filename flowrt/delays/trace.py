@@ -21,9 +21,10 @@ class Trace(Term):
 
     ``source`` is an array of seconds [steps, replicas], or [steps] for all replicas alike, or the path of a file:
     a Parquet file that `save` or a trainer's statistics wrote, or a trace of operations (columns: see `parquet`), or
-    CSV, of columns ``step,replica,seconds`` or a line of numbers for each step. Step s of replica r takes row s modulo
-    the steps and column r modulo the replicas. Raises `GraphError` for a file without its
-    columns, for what is empty, and for seconds that are negative or not finite.
+    CSV, of columns ``step,replica,seconds``, or a line of numbers for each step, perhaps below one that numbers the
+    replicas, as ``step,worker0,worker1`` does. Step s of replica r takes row s modulo the steps and column r modulo the
+    replicas. Raises `GraphError` for a file without its columns, for what is empty, and for seconds that are negative
+    or not finite.
     """
 
     source: Any

@@ -293,6 +293,11 @@ def test_what_is_no_table_of_seconds_is_not_saved(tmp_path: Path) -> None:
         "0.5 1.0\n 2.0  2.5e-01\n",
         "replica,step,host,seconds\n1,8,a,0.25\n0,8,a,2\n0,7,b,0.5\n1,7,b,1\n",
         '"step","replica","seconds","censored"\n0,0,0.5,False\n0,1,1,false\n1,0,2,0\n1,1,0.25,false\n',
+        "worker0,worker1\n0.5,1\n2,0.25\n",
+        "step;rank 1;rank 2\n7;0.5;1\n8;2;0.25\n",
+        "step,r0,r1\n1,2,0.25\n0,0.5,1\n",
+        ",0,1\n0,0.5,1\n1,2,0.25\n",  # as pandas writes an array
+        "0,1\n0.5,1\n2,0.25\n",
     ],
 )
 def test_a_trace_may_be_text(tmp_path: Path, text: str) -> None:
@@ -306,7 +311,11 @@ def test_a_trace_may_be_text(tmp_path: Path, text: str) -> None:
         ("", "it has no seconds of any replica"),
         ("1,2\n3\n", "line 2 is 3: expected numbers"),
         ("1,2\n3,fast\n", "line 2 is 3,fast: expected numbers"),
-        ("iteration,worker,time\n0,0,1\n", "columns step, replica, seconds, or numbers alone.* is iteration, worker"),
+        ("iteration,worker,time\n0,0,1\n", "columns step, replica, seconds, or a line for each.* is iteration, worker"),
+        ("worker0,worker2\n1,2\n", "its first line is worker0, worker2"),
+        ("worker1,worker0\n1,2\n", "its first line is worker1, worker0"),
+        ("worker2,worker3\n1,2\n", "its first line is worker2, worker3"),
+        ("step,worker0,worker1\n0.5,1,2\n", "column step has to hold integers"),
         ("step,replica,seconds\n0,1.5,1\n", "column replica has to hold integers"),
         ("step,replica,seconds\n0,1,1\n1,1,1\n", "no seconds of replica 0; they are numbered from 0"),
         ("1,2\n-3,4\n", "got -3 in step 1 of replica 0"),
@@ -316,6 +325,12 @@ def test_text_that_is_no_trace_is_refused_with_its_place(tmp_path: Path, text: s
     (tmp_path / "trace.csv").write_text(text)
     with pytest.raises(fr.GraphError, match=rf"test_delays.py.*trace.csv: .*{message}"):
         fr.delays.Trace(tmp_path / "trace.csv")
+
+
+def test_first_lines_of_seconds_are_seconds(tmp_path: Path) -> None:
+    for line in ("1,2", "0.0,1.0", "0"):
+        (tmp_path / "trace.csv").write_text(f"{line}\n{line}\n")
+        assert len(fr.delays.Trace(tmp_path / "trace.csv").seconds) == 2
 
 
 def test_what_is_left_empty_in_text_is_not_known(tmp_path: Path) -> None:
