@@ -128,13 +128,12 @@ def _for_all(recent: Medians, past: Medians, noise: Medians, named: Collection[s
         now, before, varies = _common(recent, cause), _common(past, cause), _common(noise, cause)
         more = now - before
         times = 1 + (NAMED - 1) / 2 if cause in named else FOR_ALL
-        grown = now >= times * before and more >= max(
-            LEAST_FOR_ALL, (times - 1) / 2 * past.step, VARIES * _number(varies)
-        )
+        least = max(LEAST_FOR_ALL, (times - 1) / 2 * past.step, SHARE * _number(recent.step), VARIES * _number(varies))
+        grown = now >= times * before and more >= least
         floor = FLOORS.get(cause, math.inf) + nbytes / RATE
-        most = now >= floor and now >= MOST * recent.step
+        most = now >= NAMED * floor and now >= MOST * recent.step
         if grown or most:
-            usual = before if grown else min(_number(before), floor)
+            usual = before if grown else float(np.fmin(before, floor))
             found.append(Slow(None, cause, now / max(usual, LEAST), False, now, usual))
     return found
 

@@ -116,6 +116,20 @@ def test_what_holds_one_replica_up_is_nothing_beside_another_that_is_waited_for_
     assert named(Training(take=3).go(5.0, lambda replica: steps.get(replica, quick))) == {(1, "link"), (2, "link")}
 
 
+def test_what_holds_all_up_is_nothing_beside_one_that_is_waited_for_far_longer() -> None:
+    training = Training()
+    training.go(10.0)
+    found = training.go(8.0, lambda replica: Step(pull=0.027, compute=1.0 if replica == 1 else Step().compute))
+    assert named(found) == {(1, "compute")}
+
+
+def test_what_is_slow_from_the_beginning_is_compared_with_what_would_not_be_slow() -> None:
+    (slow,) = Training().go(4.0, lambda _: Step(pull=0.04, compute=0.001))
+    assert slow.usual >= 0.02
+    assert slow.factor < 5
+    assert Training().go(4.0, lambda _: Step(pull=0.025, compute=0.001)) == ()
+
+
 def test_a_source_that_holds_the_client_is_input_that_is_slow_for_all() -> None:
     training = Training()
     training.go(5.0)
