@@ -301,14 +301,15 @@ class Copies:
         await self.follow_no_more()
         at_home = {task: asyncio.Event() for task in self.tasks if task in there & gone - come}  # once that was copied
 
-        async def give(task: str, work: Coroutine[Any, Any, None]) -> None:
-            """Copy something to a task, which is left out where it is lost again."""
+        async def give(work: Coroutine[Any, Any, None], *tasks: str) -> None:
+            """Copy something between tasks, of which those are left out that are lost again."""
             try:
                 await work
             except RemoteError:
-                if task not in runner.lost or task not in gone:
+                again = {task for task in gone.intersection(tasks) if self._was_lost(task, losses)}
+                if not again:
                     raise
-                there.discard(task)
+                there.difference_update(again)
 
         async def take(task: str) -> None:
             await runner.command(task, FollowNobody(self.trainer.container, self.trainer.name))
@@ -316,7 +317,7 @@ class Copies:
 
         async def restore(task: str) -> None:
             try:
-                await give(task, take(task))
+                await give(take(task), task)
             finally:
                 at_home[task].set()
 
@@ -324,7 +325,7 @@ class Copies:
             if before(task) in at_home:
                 await at_home[before(task)].wait()
             if before(task) in there:
-                await give(task, self._make_equal(before(task), task))
+                await give(self._make_equal(before(task), task), before(task), task)
 
         held = [hold(task) for task in self.tasks if task in there - known - come]
         await together([*map(restore, at_home), *held])
@@ -333,6 +334,10 @@ class Copies:
         self._made = {task: losses.get(task, 0) for task in there}
         self.doubtful = False
         return frozenset(self.tasks) - there
+
+    def _was_lost(self, task: str, losses: Mapping[str, int]) -> bool:
+        """Whether a task is lost, or was more often than that."""
+        return task in self._runner.lost or self._runner.losses.get(task, 0) > losses.get(task, 0)
 
     async def _arrives(self, task: str) -> bool:
         """Whether a task that followed holds all that it should where a run is to begin."""

@@ -29,11 +29,14 @@ def who(session: Session) -> str:
     return f"{name}, process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%X')}"
 
 
-async def agree(runner: Runner, program: Program, trainer: str, detached: str = "") -> Go | Going:
+async def agree(
+    runner: Runner, program: Program, trainer: str, detached: str = "", *, alone: bool = False
+) -> Go | Going:
     """The version that all servers are at, once no run goes on and what one of them lacks is applied.
 
     With it comes what nobody may have had of the reports of the run before: see `Left`. A session whose name is
-    ``detached`` is told of a run that goes on without a client, if there is one of that name.
+    ``detached`` is told of a run that goes on without a client, if there is one of that name. Where these are ``alone``
+    of all that had servers, none of them waits for what another one was to apply.
     Raises `RemoteError` where another client trains, or the servers hold different versions.
     """
     refused = ""
@@ -46,7 +49,7 @@ async def agree(runner: Runner, program: Program, trainer: str, detached: str = 
                     raise RemoteError(text)
                 refused = text
             case End(run, server):
-                await runner.command(program.servers[server], Stop(run))
+                await runner.command(program.servers[server], Stop(run, at_once=alone))
             case Apply(run, version, replicas, servers, weights, versions):
                 settle = Settle(run, version, replicas, weights, versions)
                 await _each(runner, {program.servers[s]: settle for s in servers if s})

@@ -107,7 +107,7 @@ class Run:
         program = self._program = await self._make_program()
         self.servers = program.servers
         self._check_servers("training cannot begin")
-        found = await agree(runner, program, trainer.name, *self._terms[:1])
+        found = await agree(runner, program, trainer.name, *self._terms[:1], alone=bool(self._gone))
         if self.copies is not None and isinstance(found, Go):
             self.copies.agreed(found.version, self._gone)
         self._missed(found.unseen)
@@ -122,13 +122,7 @@ class Run:
         if self.copies is not None:
             self.copies.began()
         self._watcher = Watcher(
-            trainer.name,
-            trainer.tally.attribution,
-            self._program,
-            runner,
-            self._number,
-            self._going,
-            self._supply,
+            trainer.name, trainer.tally.attribution, self._program, runner, self._number, self._going, self._supply
         )
         self._watching += [asyncio.ensure_future(work) for work in (self._watch(), self._watcher.watch())]
 
@@ -470,12 +464,7 @@ class Run:
         replicas = self._runner.suspects.difference(self.servers)  # which server 0 tells, too
         lost = self._runner.lost | self._left_out | replicas
         tasks = [task for task in dict.fromkeys(self._began) if task not in lost]
-        with suppress(FlowrtError, TimeoutError):
-            async with asyncio.timeout(AT_ONCE_SECONDS if self.lost_servers else SETTLE_SECONDS):
-                if self.lost_servers:
-                    await together(self._runner.command(task, Stop(self._number, at_once=True)) for task in tasks)
-                else:
-                    await self._end(tasks)
+        await self._end(tasks)
         await asyncio.sleep(0)  # for what was said at the end to be heard
         self._hearing.close()
         if self.copies is not None:
@@ -484,11 +473,17 @@ class Run:
                 self.copies.tell_to_end(task, self._number)
 
     async def _end(self, tasks: list[str]) -> None:
-        unsettled = False
-        if tasks and tasks[0] == self._program.servers[0]:  # it has others apply what it ordered
-            self.ended_at = await self._runner.command(tasks.pop(0), Stop(self._number, patient=True))
-            unsettled = self.ended_at < 0
-        await together(self._stop_there(task, Stop(self._number, unsettled)) for task in tasks)
+        """Have server 0 see to it that all apply what it ordered; where it does not, all end by themselves, at once."""
+        stop = Stop(self._number, at_once=True)
+        with suppress(FlowrtError, TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                if not self.lost_servers and tasks and tasks[0] == self._program.servers[0]:
+                    self.ended_at = await self._runner.command(tasks[0], Stop(self._number, patient=True))
+                    if self.ended_at >= 0 or not self.lost_servers:
+                        stop, tasks = Stop(self._number, patient=self.ended_at < 0), tasks[1:]
+        with suppress(FlowrtError, TimeoutError):
+            async with asyncio.timeout(AT_ONCE_SECONDS if stop.at_once else SETTLE_SECONDS):
+                await together(self._stop_there(task, stop) for task in tasks)
 
     async def _stop_there(self, task: str, stop: Stop) -> None:
         """End the run on a node; not on a replica's that answers nothing, which server 0 tells too."""

@@ -150,6 +150,7 @@ class Steps:
         self._over: ClosedError | None = None  # why there is to be no other run
         self._changing: asyncio.Task[None] | None = None  # one run for another
         self._missed: deque[StepReport] = deque()  # that are to be told
+        self._begun = False  # some run is this iteration's own
         self._told = 0  # the step that was reported last
         self._rolled_back: RolledBack | None = None  # of which no report has told
 
@@ -249,7 +250,7 @@ class Steps:
             self._account_from_here()
         except FlowrtError as error:
             await self._go_on_after(error)
-        self._told = self._told or self._run.version
+        self._begun, self._told = True, self._told or self._run.version
 
     async def _go_on_after(self, error: FlowrtError) -> None:
         """Begin another run, if what the one before ended of can be made good: lost servers, or too few replicas.
@@ -310,10 +311,10 @@ class Steps:
         """Begin another run at the version that the one before has come to."""
         before = self._run
         await before.stop()
-        self._run = self._make_run(missed=partial(self._take_over, before))
+        self._run = self._make_run(missed=partial(self._take_over, before) if self._begun else self._miss)
         await self._run.begin()
         self._account_from_here()
-        if self._run.version > self._told:
+        if self._begun and self._run.version > self._told:
             _log.warning("%s: what became of step %d is not known", self._trainer.name, self._run.version)
         self._told = self._run.version
 

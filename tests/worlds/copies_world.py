@@ -29,6 +29,7 @@ class CopiesWorld(World):
         trainer, session = steps._trainer, steps._session
         runner = session._open_here()
         runner.keepers = []
+        runner.lost |= self.dead  # it is opened without those
         holders = Holders(self.servers, {t: {} for t in self.servers}, dict.fromkeys(self.servers, ("step",)))
 
         async def program(session: Any, gone: frozenset[str] = frozenset()) -> Any:
@@ -88,13 +89,19 @@ class CopiesWorld(World):
         )
 
     def strike(self, number: int, back: bool) -> None:
-        """A server dies, if no other is away or stands still; it is there again after a while, if it comes ``back``."""
+        """A server dies, if all others have what they should; it is there again after a while, if it comes ``back``."""
         loop = asyncio.get_running_loop()
-        copies = [keeper for runner in self.runners.values() for keeper in getattr(runner, "keepers", ())]
+        copies = [keeper for runner in self.runners.values() if runner.alive for keeper in runner.keepers]
+        known = [keeper for keeper in copies if keeper.known]
         still = self.silent.intersection(self.servers) or any(until > loop.time() for _, until in self._frozen.values())
-        left_out = any(keeper.gone or keeper._parted for keeper in copies)
-        if not (still or left_out or self.dead.intersection(self.servers) or not copies):
+        left_out = any(keeper.gone or keeper._parted for keeper in known) if known else self._differ()
+        if not (still or left_out or self.dead.intersection(self.servers)):
             self.end(number, back)
+
+    def _differ(self) -> bool:
+        """Whether, while no client knows, some server has not what others do, or nobody has anything yet."""
+        at = [len(self.hosts[task].applied) if self.hosts[task].held else -9 for task in self.servers]
+        return max(at) < 1 or max(at) - min(at) > 1
 
     def end(self, number: int, back: bool = True) -> None:
         """A server dies; see `strike`."""
@@ -148,13 +155,14 @@ class SimCopies(Copies):
         return not self._world.large
 
     async def _copy(self, variables: Any, task: str, other: str) -> None:
-        await asyncio.sleep(self._world.while_(self._world.faults.latency))
-        for each in (task, other):
-            await self._world.thawed(each)
-            if each in self._world.dead:
-                self._runner.lose(each)
-                raise NodeLost(f"{each} was lost")
         source, target = self._world.hosts[task], self._world.hosts[other]
+        await asyncio.sleep(self._world.while_(self._world.faults.latency))
+        for each in (source, target):
+            await self._world.thawed(each.task)
+            if each.task in self._world.dead:
+                self._runner.lose(each.task)
+            if each.task in self._world.dead or self._world.hosts[each.task] is not each:
+                raise NodeLost(f"{each.task} was lost")
         for each in (source, target):
             if any(driver.left.ended is False for driver in each.iterations._servers.values()):
                 raise Violation(f"{task} is copied to {other} while {each.task} trains")

@@ -217,8 +217,12 @@ class Runner:
         if task in world.dead:
             self.lose(task)
             raise NodeLost(f"{task} was lost")
-        answer = await world.hosts[task].iterations.answer(message, self.epoch, world.kernels[task].__getitem__)
+        host = world.hosts[task]
+        answer = await host.iterations.answer(message, self.epoch, world.kernels[task].__getitem__)
         await world.thawed(task)
+        if task in world.dead or world.hosts[task] is not host:
+            self.lose(task)
+            raise NodeLost(f"{task} was lost")
         await asyncio.sleep(world.while_(world.faults.latency))
         return answer
 

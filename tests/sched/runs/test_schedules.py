@@ -23,7 +23,7 @@ from schedule_world import SUSPECT, Faults, Violation, World, batches
 from sim_loop import simulate
 
 from flowrt.base.errors import GraphError, NodeLost, RemoteError
-from flowrt.sched.drivers.messages import Report, Update
+from flowrt.sched.drivers.messages import ApplyOrder, Report, Update
 from flowrt.sched.policies import AllOf, Async, BoundedStaleness, Close, Deadline, FirstOf, Policy, WaitUntil, fewest
 from flowrt.sched.runs.iterations import SETTLE_SECONDS
 from flowrt.train import watching
@@ -320,6 +320,58 @@ async def servers_die(rng: random.Random, length: Length) -> None:
             assert {(replica, *report.batches[replica][-1:]) for replica in report.kept} == updates
 
 
+async def clients_and_servers_die(rng: random.Random, length: Length) -> None:
+    """Client after client is killed, or leaves, and servers die meanwhile, or as one is gone: no step is lost."""
+    drew = drawn(rng, length)
+    world = CopiesWorld(rng, drew.policy, replicas=len(drew.replicas), servers=rng.randint(2, 3), faults=drew.faults)
+    loop, seen = asyncio.get_running_loop(), 0
+    async with left_in_order(world):
+        for number in range(length.some(5)):
+            ends = loop.time() + rng.uniform(0.05, length.seconds(2.0))
+            if rng.random() < 0.8:
+                at = rng.uniform(loop.time(), ends + 0.1)
+                loop.call_at(at, world.strike, rng.randrange(len(world.servers)), rng.random() < 0.7)
+            seen = await one_after_another(world, rng, number, seen, ends)
+            await asyncio.sleep(rng.choice([0.0, 0.2, 2.0]))
+
+
+async def one_after_another(world: World, rng: random.Random, number: int, seen: int, ends: float) -> int:
+    """A client trains from step ``seen`` or later on, one at least, until it is killed or leaves; answers which."""
+    for attempt in range(50):
+        epoch = f"client {number}, {attempt}"
+        training = world.client(epoch, rng.choice([0, 0, 1, 5])).run(batches(1000 * (50 * number + attempt)))
+        try:
+            first = (await anext(training)).step
+            break
+        except RemoteError as error:
+            if "one client at a time" not in str(error):
+                raise
+            await asyncio.sleep(0.5)
+    else:
+        raise Violation(f"client {number} may never train")
+    assert first > seen
+
+    async def train(step: int) -> int:
+        loop = asyncio.get_running_loop()
+        while loop.time() < ends:
+            step += 1
+            assert (await anext(training)).step == step
+        return step
+
+    body = asyncio.ensure_future(train(first))
+    if rng.random() < 0.3:
+        await asyncio.wait([body], timeout=500)
+        seen = body.result()
+    else:
+        await asyncio.wait([body], timeout=rng.uniform(0.0, ends))
+        world.kill_client(epoch)
+        seen = first
+    body.cancel()
+    await asyncio.wait([body])
+    await training.aclose()
+    return seen
+
+
 async def nodes_freeze(rng: random.Random, length: Length) -> None:
     """Replicas and servers stand still for a while, and go on as if nothing had been: nothing is applied twice."""
     world = drawn(rng, length)
@@ -389,6 +441,7 @@ SCENARIOS = {
         replicas_return_and_batches_end,
         replicas_come_and_go,
         servers_die,
+        clients_and_servers_die,
         nodes_freeze,
         servers_freeze,
         servers_return_behind_steps,
@@ -477,6 +530,42 @@ def test_training_begins_though_a_server_dies_meanwhile_whose_variables_others_h
 
     for seed in range(40):
         assert simulate(random.Random(seed), lambda seed=seed: begin(seed)) == [1, 2, 3]
+
+
+def test_who_comes_after_a_client_and_a_server_died_waits_for_neither() -> None:
+    """The server had not applied what it was ordered, and the one that ordered it would wait for that."""
+
+    async def begin(seed: int, victim: int) -> float:
+        struck = asyncio.Event()
+
+        def strike(message: Any) -> bool:
+            if isinstance(message, ApplyOrder) and message.version == 2 and not struck.is_set():
+                struck.set()
+                world.end(victim, back=False)
+                world.kill_client("one")
+            return False
+
+        world = CopiesWorld(random.Random(seed), AllOf(), replicas=2, servers=3, faults=Faults(at=strike))
+        async with left_in_order(world):
+            first = asyncio.ensure_future(train_on(world.client("one").run(batches())))
+            await struck.wait()
+            await asyncio.sleep(1.0)  # in which the nodes learn of it
+            first.cancel()
+            loop, other = asyncio.get_running_loop(), world.client("two").run(batches(100))
+            began = loop.time()
+            assert (await anext(other)).step in (3, 4)
+            took = loop.time() - began
+            await other.aclose()
+            return took
+
+    for seed in range(5):
+        for victim in range(3):
+            assert simulate(random.Random(seed), lambda seed=seed, victim=victim: begin(seed, victim)) < 1.0
+
+
+async def train_on(training: AsyncIterator[StepReport]) -> None:
+    async for _ in training:
+        pass
 
 
 def timers() -> list[asyncio.TimerHandle]:
