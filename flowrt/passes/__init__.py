@@ -16,7 +16,7 @@ from flowrt.base.errors import PlacementError
 from flowrt.base.valueclass import valueclass
 from flowrt.passes.bag import bag
 from flowrt.passes.bodies import rewrite_bodies
-from flowrt.passes.bundle import bundle
+from flowrt.passes.bundle import Bundled, bundle
 from flowrt.passes.contract import contract, contracted
 from flowrt.passes.count_iterations import count_iterations
 from flowrt.passes.epilogue import append_epilogues
@@ -156,10 +156,11 @@ def compile_step(
     if optimize:
         step = count_iterations(rewrite_bodies(step, placement, lambda body, _: count_iterations(body, inside=True)))
         step, placement = _join(without_meetings(step), placement, supports, fusible, regions, report)
-        step, placement, bundled = bundle(step, placement, supports)
-        if bundled:
-            report("bundle", values=bundled)
-    parts = partition(step, placement, home=None if ends is Ends.USED else home, client=client)
+    bundled = bundle(step, placement, supports, fetched=client is not None) if optimize else Bundled(step, placement)
+    if bundled.values:
+        report("bundle", values=bundled.values)
+    ended = None if ends is Ends.USED else home
+    parts = partition(bundled.step, bundled.placement, home=ended, client=client, parts=bundled.parts)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
     return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host, tuple(away or ()))
 

@@ -1,23 +1,24 @@
 """Have small values that one task tells another at one moment travel as one.
 
 Law: pure, a pass on a placed step. Values of one dtype that go the same way are joined where they are made, and taken
-apart where they are wanted, if the same lies behind all of them: the same values of other tasks, feeds, and ops that
-wait for something else. Then one region makes them (`flowrt.sched.regions` says why), so none of them leaves later than
-it did, and none waits for what it did not wait for before: no cycle comes about. What a switch may leave dead, what
-decides sizes and what lies in another memory than the host's travels alone.
+apart where they are wanted, by the client too, if the same lies behind all of them: the same values of other tasks,
+feeds, and ops that wait for something else. Then one region makes them (`flowrt.sched.regions` says why), so none of
+them leaves later than it did, and none waits for what it did not wait for before: no cycle comes about. What a switch
+may leave dead, what decides sizes and what lies in another memory than the host's travels alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from flowrt.base.attributes import frozen
 from flowrt.base.traits import traits_of
 from flowrt.op import is_effect, lookup, sizing
+from flowrt.passes.partition import Part
 from flowrt.passes.step import FED, StepNode, in_order
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ SMALL = 1 << 15
 """Bytes of a value: what it costs to receive one by itself, a larger one takes to be copied."""
 TOGETHER = 1 << 20
 """Bytes of a bundle."""
+CLIENT = ""
+"""The client, among the tasks that want values."""
 BRANCHING = frozenset({"switch", "merge", "enter", "exit", "next_iteration"})
 Markers: TypeAlias = int  # a set of markers, as bits
 Place: TypeAlias = tuple[int, int, int]
@@ -37,28 +40,55 @@ Place: TypeAlias = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """From one device to that of another task."""
+    """From one device to that of another task, or to the client."""
 
     source: Device
-    target: Device
+    target: Device | None
+
+    @property
+    def task(self) -> str:
+        """Who wants what goes there."""
+        return CLIENT if self.target is None else self.target.host
 
 
-def bundle(
-    step: StepGraph, placement: Mapping[int, Device], supports: Supports
-) -> tuple[StepGraph, Mapping[int, Device], int]:
-    """``step`` with bundles, where its nodes then are, and how many values travel in bundles."""
-    ways = _crossing(step, placement, supports) if len({device.host for device in placement.values()}) > 1 else {}
+class Bundled(NamedTuple):
+    """A ``step`` with bundles, where its nodes are, how many ``values`` travel in bundles, and how its fetches answer
+    those that were asked for."""
+
+    step: StepGraph
+    placement: Mapping[int, Device]
+    values: int = 0
+    parts: tuple[Part | int, ...] = ()  # all as they are, if there are none
+
+
+def bundle(step: StepGraph, placement: Mapping[int, Device], supports: Supports, *, fetched: bool) -> Bundled:
+    """``step`` with bundles; those of what is ``fetched``, too, where a client takes them apart."""
+    ways = _crossing(step, placement, supports)
+    if fetched:
+        ways |= _leaving(step, placement, supports)
     if len(ways) < 2:
-        return step, placement, 0
+        return Bundled(step, placement)
     made = _Bundles(step, placement)
     for (way, _), refs in _made_together(step, placement, ways).items():
         for some in _chunks(step, refs):
             made.add(way, some)
-    return made.rewritten() if made.values else (step, placement, 0)
+    return made.rewritten() if made.values else Bundled(step, placement)
+
+
+def _leaving(step: StepGraph, placement: Mapping[int, Device], supports: Supports) -> dict[tuple[Ref, str], _Route]:
+    """The values that may travel to the client in bundles, and their ways."""
+    refs = [ref for ref in dict.fromkeys(step.fetches) if ref[0] != FED]
+    return {
+        (ref, CLIENT): _Route(placement[ref[0]], None)
+        for ref in refs
+        if placement[ref[0]].is_host and _may_join(step, ref, supports)
+    }
 
 
 def _crossing(step: StepGraph, placement: Mapping[int, Device], supports: Supports) -> dict[tuple[Ref, str], _Route]:
-    """The values that may travel in bundles, by the task that wants them, and their ways."""
+    """The values that may travel between tasks in bundles, by the task that wants them, and their ways."""
+    if len({device.host for device in placement.values()}) < 2:
+        return {}
     found: dict[tuple[Ref, str], _Route | None] = {}
     for node in step.nodes.values():
         target = placement[node.id]
@@ -157,6 +187,7 @@ class _Bundles:
         self._made: dict[int, StepNode] = {}
         self._joined: dict[tuple[Ref, ...], Ref] = {}
         self._apart: dict[tuple[Ref, str], Ref] = {}  # by the task that wants it
+        self._fetched: dict[Ref, tuple[Ref, int, int]] = {}  # in which they come to the client, from where to where
         self._next = 1 + max((len(step.graph.nodes), *step.nodes))
         self.values = 0
 
@@ -166,12 +197,15 @@ class _Bundles:
             return
         self.values += len(refs)
         whole, at = self._join(way.source, tuple(refs)), 0
-        first = min(self._wanted[ref, way.target.host] for ref in refs), -1
+        first = min(self._wanted.get((ref, way.task), 0) for ref in refs), -1
         for ref in refs:
             spec = self._step.spec(ref)
             end = at + spec.nbytes // spec.dtype.itemsize
-            part = self._insert("getitem", ref, (whole,), {"key": ((at, end, None),)}, way.target, first)
-            self._apart[ref, way.target.host] = self._shaped(part, ref, spec.shape, way.target, first)
+            if way.target is None:
+                self._fetched[ref] = whole, at, end
+            else:
+                part = self._insert("getitem", ref, (whole,), {"key": ((at, end, None),)}, way.target, first)
+                self._apart[ref, way.task] = self._shaped(part, ref, spec.shape, way.target, first)
             at = end
 
     def _join(self, device: Device, refs: tuple[Ref, ...]) -> Ref:
@@ -209,8 +243,8 @@ class _Bundles:
     def _spec(self, ref: Ref) -> Spec:
         return self._made[ref[0]].outputs[ref[1]] if ref[0] in self._made else self._step.spec(ref)
 
-    def rewritten(self) -> tuple[StepGraph, Mapping[int, Device], int]:
-        """The step, where its nodes are, and how many values travel in bundles."""
+    def rewritten(self) -> Bundled:
+        """The step as it is now."""
         wanted = {source for (source, _), _ in self._apart}
         nodes = dict(self._made)
         for node in self._step.nodes.values():
@@ -221,4 +255,20 @@ class _Bundles:
             inputs = tuple([self._apart.get((ref, task), ref) for ref in node.inputs])
             nodes[node.id] = node.rewired(inputs, node.control, node.after)
         nodes = in_order(nodes, key=self._places.__getitem__)
-        return replace(self._step, nodes=nodes), self._placement, self.values
+        fetches, parts = self._answers()
+        return Bundled(replace(self._step, nodes=nodes, fetches=fetches), self._placement, self.values, parts)
+
+    def _answers(self) -> tuple[tuple[Ref, ...], tuple[Part | int, ...]]:
+        """What is fetched now, and how that answers what was."""
+        fetches: list[Ref] = []
+        parts: list[Part | int] = []
+        places: dict[Ref, int] = {}
+        for ref in self._step.fetches:
+            whole, start, stop = self._fetched.get(ref, (ref, 0, 0))
+            if ref not in self._fetched or whole not in places:
+                places[whole] = len(fetches)
+                fetches.append(whole)
+            place = places[whole]
+            spec = self._step.spec(ref)
+            parts.append(Part(place, start, stop, spec.concrete) if ref in self._fetched else place)
+        return tuple(fetches), tuple(parts)

@@ -42,16 +42,37 @@ class Transfer:
 
 
 @valueclass
+class Part:
+    """A fetch that is entries of what comes by another's transfer: from ``start`` to ``stop`` of the ``whole``."""
+
+    whole: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+@valueclass
 class Client:
     """What the client of a step over several tasks sends and receives.
 
-    ``feeds``: for each feed, the transfers to send it by (none where nobody needs it). ``fetches``: for each fetch, the
-    transfer it comes by, or the position of the feed that answers it.
+    ``feeds``: for each feed, the transfers to send it by (none where nobody needs it). ``fetches``: for each value that
+    comes, its transfer, or the position of the feed that answers it. ``parts``: for each that was asked for, which of
+    them it is, or is part of; if there are none, it is the one at its position.
     """
 
     name: str
     feeds: tuple[tuple[Transfer, ...], ...]
     fetches: tuple[Transfer | int, ...]
+    parts: tuple[Part | int, ...] = ()
+
+    def answers(self, came: Sequence[np.ndarray[Any, Any]]) -> Sequence[np.ndarray[Any, Any]]:
+        """What was asked for, made of what came."""
+        if not self.parts:
+            return came
+        return [
+            came[part] if isinstance(part, int) else came[part.whole][part.start : part.stop].reshape(part.shape).copy()
+            for part in self.parts
+        ]
 
 
 @valueclass
@@ -64,12 +85,18 @@ class Partitioned:
 
 
 def partition(
-    step: StepGraph, placement: Mapping[int, Device], *, home: Device | None, client: str | None
+    step: StepGraph,
+    placement: Mapping[int, Device],
+    *,
+    home: Device | None,
+    client: str | None,
+    parts: tuple[Part | int, ...] = (),
 ) -> Partitioned:
     """The plans of ``step``, whose nodes run where ``placement`` says: one for every task that has nodes.
 
-    Feeds and fetches cross to and from the ``client``. Without one they are those of the plan of the task of ``home``,
-    the device where feeds lie; without that, too, every plan is fed what it uses, and there is nothing to fetch.
+    Feeds and fetches cross to and from the ``client``, which is told of their ``parts``. Without one they are those of
+    the plan of the task of ``home``, the device where feeds lie; without that, too, every plan is fed what it uses, and
+    there is nothing to fetch.
     """
     cut = _Cut(step, placement, home, client)
     for node in step.nodes.values():
@@ -77,7 +104,7 @@ def partition(
     if client is None:
         return cut.closed()
     fetches = tuple(cut.answer(ref) for ref in step.fetches)
-    return Partitioned(cut.plans(), Client(client, cut.feeds(), fetches), cut.transfers)
+    return Partitioned(cut.plans(), Client(client, cut.feeds(), fetches, parts), cut.transfers)
 
 
 class _Cut:

@@ -94,7 +94,7 @@ class Step:
                 self.registered = await runner.register(self.compiled)
         return self.registered
 
-    async def run(self, runner: Runner, arrays: Sequence[Array], number: int, seed: int) -> list[Array]:
+    async def run(self, runner: Runner, arrays: Sequence[Array], number: int, seed: int) -> Sequence[Array]:
         """The fetches of one run. What it writes is written wherever that is held.
 
         Where a task is lost meanwhile for which another stands in, a step that writes nothing is run there.
@@ -104,7 +104,7 @@ class Step:
             if registered is None or self.stand_ins is not runner.stand_ins:
                 registered = await self.register(runner)
             try:
-                values = await runner.run(registered, arrays, number=number, seed=seed)
+                came = await runner.run(registered, arrays, number=number, seed=seed)
                 break
             except (LinkBroken, NodeLost) as error:
                 failed, number = error, self._fresh()
@@ -113,7 +113,8 @@ class Step:
         if self.written:
             for keeper in runner.keepers:
                 await keeper.copy_written(self.written)
-        return values
+        client = self.compiled.client
+        return came if client is None else client.answers(came)
 
     def arrays(self, values: Sequence[Any]) -> list[Array]:
         """The fed values as C-contiguous arrays; raises `FeedError` for one that does not fit its tensor."""

@@ -65,6 +65,28 @@ def test_what_a_model_reads_of_a_server_and_what_goes_back_travel_as_one_each() 
         assert all(after[name].shape == value.shape for name, value in initial.items())
 
 
+def test_what_the_client_fetches_of_a_task_comes_as_one_and_has_memory_of_its_own() -> None:
+    shapes = [(), (3,), (2, 3), (), (0,), (SMALL,)]
+    with Graph():
+        given = variables(*shapes)
+        with device(WORKER):
+            other = negative(given[0])
+        fed = placeholder("int64", (2,), name="x")
+    fetches = [given[2], other, given[0], fed, given[4], given[1], given[5], given[2]]
+    result = made([v if v is fed or v is other else v.read() for v in fetches], feeds=[fed])
+    assert between(result, SERVER, CLIENT) == 3  # the small ones, the one without an entry, the large one
+    initial = {f"v{i}": np.full(shape, i + 1) for i, shape in enumerate(shapes)}
+    got, _ = run_plans(result, [np.array([7, 8])], initial, random.Random(0))
+    expected = [*(initial[name] for name in ("v2",)), -initial["v0"], initial["v0"], np.array([7, 8])]
+    expected += [initial[name] for name in ("v4", "v1", "v5", "v2")]
+    for value, want in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(value, want)
+        assert np.shape(value) == np.shape(want)
+    arrays = [np.asarray(got[place]) for place in (0, 2, 5, 7)]
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
+    assert max(array.nbytes for array in arrays if array.base is None) < 100
+
+
 def test_what_is_wanted_by_two_tasks_is_joined_once() -> None:
     with Graph():
         a, b = variables((2,), (3,))

@@ -57,7 +57,7 @@ def test_another_device_of_the_same_task_gets_a_value_once() -> None:
 def test_a_tensor_crosses_once_per_destination_however_many_want_it() -> None:
     with Graph():
         with device("/job:ps"):
-            v = Variable(np.zeros(3000, np.float32), name="v")
+            v = Variable(np.zeros(30_000, np.float32), name="v")
         with device("/job:worker/task:0"):
             a, b = negative(v, name="a"), add(v, 1.0, name="b")
         with device("/job:worker/task:1"):

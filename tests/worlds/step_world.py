@@ -139,7 +139,7 @@ def run_plans(compiled: Compiled, feeds: Sequence[Any], initial: State, rng: ran
     if client is None:
         return [tasks[0].values[v] for v in tasks[0].plan.fetches], state
     got = [feeds[f] if not isinstance(f, Transfer) else mail[f.edge, client.name] for f in client.fetches]
-    return got, state
+    return list(client.answers(got)), state
 
 
 class _Task:
