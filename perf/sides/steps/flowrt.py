@@ -17,8 +17,8 @@ import flowrt as fr
 
 def _session(graph: fr.Graph, a: Settings, *, optimize: bool = True) -> fr.BlockingSession:
     """An open session, closed when the process ends."""
-    devices = ("cpu:0", f"{a.device}:0") if a.device else None
-    options = fr.Options(optimize=optimize, threads=a.threads, devices=devices)
+    devices: Any = {"devices": ("cpu:0", f"{a.device}:0")} if a.device else {}  # an older tree knows none
+    options = fr.Options(optimize=optimize, threads=a.threads, **devices)
     session = fr.BlockingSession(graph, options=options).__enter__()
     atexit.register(session.__exit__, None, None, None)
     return session

@@ -9,32 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from flowrt.kernels.emit.entries import call_entry, set_word, word_at
-from flowrt.kernels.emit.launches.direct import call, fits, let_go, make, stack_words
+from flowrt.kernels.emit.launches.direct import call, fits, let_go, make, room_for_outputs, stack
 from flowrt.kernels.emit.lowering import Lowered, linked_object
 from flowrt.kernels.launch import RUN_WORDS, STATUS
 from flowrt.kernels.run import at_once as here
 from flowrt.kernels.run import direct as at
 
-_WORD = ir.IntType(64)
 _DATA = at.ARRAY_DATA // 8
 _SIZE = 2  # which word of a tuple is its length
 
-
-@intrinsic
-def _stack_table(typing_context: Any) -> Any:
-    """The address of a table of bases, and the run's words behind it, that lives as long as the call."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words = cgutils.alloca_once(builder, ir.ArrayType(_WORD, here.MOST_SLOTS + RUN_WORDS))
-        return builder.ptrtoint(words, _WORD)
-
-    return types.intp(), codegen
+_table = stack(here.MOST_SLOTS + RUN_WORDS)  # of bases, and the run's words behind it
 
 
 def _fill(head: int, plan: int, values: int, table: int) -> Any:
@@ -98,7 +85,7 @@ def _not_done(head: int) -> Any:
 
 
 def _at_once(self: int, values: int, count: int, names: int) -> Any:
-    head, table, made = word_at(self, _DATA), _stack_table(), stack_words()
+    head, table, made = word_at(self, _DATA), _table(), room_for_outputs()
     plan = head + 8 * at.FIRST_LEAF
     named = 0 if names == 0 else word_at(names, _SIZE)
     if count != word_at(plan, here.BY_POSITION) or named != word_at(plan, here.BY_NAME):

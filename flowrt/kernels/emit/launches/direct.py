@@ -56,15 +56,21 @@ def _int_at(typing_context: Any, address: Any) -> Any:
     return types.intp(types.intp), codegen
 
 
-@intrinsic
-def stack_words(typing_context: Any) -> Any:
-    """The address of `direct.MOST_OUTPUTS` words that live as long as the call."""
+def stack(count: int) -> Any:
+    """A function of the address of so many words that live as long as the call, and hold nothing yet."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words = cgutils.alloca_once(builder, ir.ArrayType(_WORD, at.MOST_OUTPUTS))
-        return builder.ptrtoint(words, _WORD)
+    @intrinsic
+    def words(typing_context: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            with builder.goto_entry_block():  # unlike Numba's own `alloca_once` this fills them with no zeros
+                return builder.ptrtoint(builder.alloca(ir.ArrayType(_WORD, count)), _WORD)
 
-    return types.intp(), codegen
+        return types.intp(), codegen
+
+    return words
+
+
+room_for_outputs, room_for_notes = stack(at.MOST_OUTPUTS), stack(_ERROR + 3)
 
 
 def _fits(head: int, record: int, value: int) -> Any:
@@ -233,7 +239,7 @@ def _fill(head: int, box: int, made: int) -> Any:
 
 def _planned(head: int, plan: int, values: int, made: int) -> Any:
     """The answer by a plan that the arguments fit, 0 with Python's error, or `_NOT_RUN`."""
-    box, noted = 0, stack_words()
+    box, noted = 0, room_for_notes()
     if word_at(head, at.NEW_BOX) != 0:
         box = call(word_at(head, at.NEW_BOX), (word_at(head, at.LEAVES),))
         if box == 0:
@@ -259,7 +265,7 @@ def _put_away(head: int, box: int, made: int, count: int) -> None:
 
 
 def _direct(self: int, values: int, count: int, names: int) -> Any:
-    head, made = word_at(self, _DATA), stack_words()
+    head, made = word_at(self, _DATA), room_for_outputs()
     answer = _NOT_RUN
     for place in range(at.MOST_PLANS if names == 0 else 0):  # what is given by keyword is put in order elsewhere
         chosen = call(word_at(head, at.GET_LIST), (word_at(head, at.CHOICE), place))
