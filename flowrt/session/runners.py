@@ -73,6 +73,9 @@ class CopyKeeper(Protocol):
     def stand_ins(self) -> StandIns:
         """Who has now what others should have, and have not."""
 
+    async def will_write(self, names: frozenset[Name]) -> None:
+        """Have it known, before a step writes variables, who will not have what it writes."""
+
     async def copy_written(self, names: frozenset[Name]) -> None:
         """Have what a step has just written, by (container, name), be written where it is held too."""
 

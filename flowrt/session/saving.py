@@ -260,6 +260,8 @@ async def take_on_tasks(
     """Have tasks read into their variables what is ``stored`` of each, by the name the program sees."""
     runner = session._open_here()
     wanted = [piece for piece in pieces_of(session.graph) if piece.whole in stored]
+    for keeper in runner.keepers:
+        await keeper.will_write(frozenset(piece.held for piece in wanted))
 
     async def take(task: str, pieces: Sequence[SavedPiece]) -> None:
         for start in range(0, len(pieces), AT_ONCE):

@@ -103,6 +103,8 @@ class Step:
             registered = self.registered
             if registered is None or self.stand_ins is not runner.stand_ins:
                 registered = await self.register(runner)
+            for keeper in runner.keepers if self.written else ():
+                await keeper.will_write(self.written)
             try:
                 came = await runner.run(registered, arrays, number=number, seed=seed)
                 break

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,7 +21,7 @@ from flowrt.base.plan import Plan, PlanNode
 from flowrt.finishing import together
 from flowrt.passes import Client, Compiled, StandIn, StandIns
 from flowrt.sched.drivers.following import FollowNobody
-from flowrt.sched.drivers.inquiries import Hash, Look
+from flowrt.sched.drivers.inquiries import Hash, Lacking, Look
 from flowrt.sched.drivers.messages import Stop
 from flowrt.sched.runs.iterations import left_from_data
 from flowrt.session.cluster_runner import PATIENCE
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Copies:
-    """The variables of ``trainer`` on the nodes of ``session``, which ``holders`` hold: a `Keeper`.
+    """The variables of ``trainer`` on the nodes of ``session``, which ``holders`` hold: a `CopyKeeper`.
 
     ``lead`` says how a task comes to hold what it should, of those that are not gone: see `ProgramParts.guide`.
     """
@@ -58,6 +58,7 @@ class Copies:
         self._out: frozenset[str] = frozenset()  # those that had not what they should as the session opened
         self._twice: frozenset[str] = frozenset()  # those of which others had a copy then
         self._any = False  # somebody has something
+        self._lacking: dict[str, tuple[int, frozenset[str]]] = {}  # by task: who lacks something, as that one knows
         self._wrote = False  # something was written without them before a run began
         self._losses: Mapping[str, int] = {}  # how often each had been lost when they were asked what they have
         self.missing: tuple[str, ...] = ()  # tasks whose variables nobody has any more
@@ -188,7 +189,7 @@ class Copies:
             await asyncio.wait(set(self._ending))
 
     def stand_ins(self) -> StandIns:
-        """See `Keeper.stand_ins`."""
+        """See `CopyKeeper.stand_ins`."""
         lost, after = self._away, self._holders.after
         return {
             task: (StandIn(after(task), frozenset(self._holders.variables[task]), task in lost),)
@@ -215,6 +216,7 @@ class Copies:
     async def spread(self) -> None:
         """Have all be held twice as it is at home, where it was restored: copies may be of versions that are undone."""
         await together(self._make_equal(task, self._holders.after(task)) for task in self.tasks)
+        await self._tell_lacking(frozenset())
 
     # ── where a run begins ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -238,11 +240,14 @@ class Copies:
                         own[task] = version
         self._rest = frozenset(own)
         self._any = any(version is not None for held in (own, copied) for version in held.values())
+        lacking = self._said_to_lack(own)
+        for task in lacking:  # whatever it has is not what counts
+            own[task] = copied[task] = None
         after = self._holders.after
         self._twice = frozenset(task for task in own if own[task] == copied.get(after(task)) is not None)
         stale = {task for task in own if not known[task] and (self._whole or task in without)}
         gone = {task for task in tasks if own.get(task) is None} | stale
-        if not stale and all(version is None for version in own.values()):
+        if not (stale or lacking) and all(version is None for version in own.values()):
             self._out = frozenset(task for task in tasks if task in lost)
             return self._out  # nobody has any: that is `agree`'s to say
         newest = max((version for held in (own, copied) for version in held.values() if version is not None), default=0)
@@ -277,8 +282,30 @@ class Copies:
 
     async def _look(self, task: str, steps: tuple[str, ...]) -> tuple[int | None, Left | None]:
         look = Look(self.trainer.container, self.trainer.name, steps)
-        version, left = await self._runner.command(task, look)
+        version, left, (number, lacking) = await self._runner.command(task, look)
+        self._lacking[task] = number, frozenset(lacking)
         return None if version < 0 else int(version), left_from_data(left)
+
+    def _said_to_lack(self, tasks: Iterable[str]) -> frozenset[str]:
+        """The tasks of which the newest that is known of ``tasks`` says that they have not all that was written."""
+        said = [self._lacking[task] for task in tasks if task in self._lacking]
+        newest = max((number for number, _ in said), default=0)
+        return frozenset(task for number, lacking in said if number == newest for task in lacking)
+
+    async def _tell_lacking(self, lacking: frozenset[str]) -> None:
+        """Have those that lack nothing know who does, which others ask them that come once that one is back."""
+        know = [task for task in self.tasks if task not in lacking | self._runner.lost]
+        if all(self._lacking.get(task, (0, frozenset()))[1] == lacking for task in know):
+            return
+        number = 1 + max((number for number, _ in self._lacking.values()), default=0)
+        told = Lacking(self.trainer.container, self.trainer.name, number, tuple(sorted(lacking)))
+
+        async def tell(task: str) -> None:
+            with suppress(NodeLost):  # it has nothing any more
+                await self._runner.command(task, told)
+                self._lacking[task] = number, lacking
+
+        await together(map(tell, know))
 
     def agreed(self, version: int, gone: frozenset[str]) -> None:
         """Those that are not ``gone`` are at ``version``: a run is to begin there, be the others elsewhere."""
@@ -296,7 +323,7 @@ class Copies:
         again = {task for task in self.tasks if losses.get(task, 0) > self._losses.get(task, 0)}  # it came with nothing
         away = runner.lost | again | (gone & runner.suspects)
         there = set(self.tasks) & self._rest - away
-        known = {task for task in there if self.is_whole(task) and not self.doubtful}
+        known = {task for task in there - gone if self.is_whole(task) and not self.doubtful}
         come = {task for task in there & gone & self._following.keys() if await self._arrives(task)}
         await self.follow_no_more()
         at_home = {task: asyncio.Event() for task in self.tasks if task in there & gone - come}  # once that was copied
@@ -331,6 +358,7 @@ class Copies:
         await together([*map(restore, at_home), *held])
         if short := [task for task in self.tasks if task not in there and self._holders.after(task) not in there]:
             raise NodeLost(f"{', '.join(short)} was lost as another server was left out")
+        await self._tell_lacking(frozenset(self.tasks) - there)
         self._made = {task: losses.get(task, 0) for task in there}
         self.doubtful = False
         return frozenset(self.tasks) - there
@@ -375,8 +403,20 @@ class Copies:
 
     # ── copying ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    async def will_write(self, names: frozenset[Name]) -> None:
+        """See `CopyKeeper.will_write`."""
+        held, before = self._holders.variables, self._holders.before
+        out = self.gone if self._whole else self._without
+        lacking = {task for task in out if not names.isdisjoint(held[task].keys() | held[before(task)].keys())}
+        if lacking:
+            await self._tell_lacking(self._said_to_lack(self.tasks) | lacking)
+
     async def copy_written(self, names: frozenset[Name]) -> None:
-        """See `Keeper.copy_written`. What moves meanwhile is made equal before the next run."""
+        """See `CopyKeeper.copy_written`. What moves meanwhile is made equal before the next run."""
+        if all(
+            names.issuperset(held) for held in self._holders.variables.values()
+        ):  # as is restored: nobody lacks what was before
+            await self._tell_lacking(self.gone if self._whole else self._without)
         if not (self._whole or self._any):
             return  # nobody has a copy yet, which the first run makes
         await self.follow_no_more()
@@ -394,6 +434,7 @@ class Copies:
                 if not self._has_all(task) or not (self._whole or other in self._runner.lost):
                     raise
                 self.doubtful = True  # the other one is lost, or was not reached: it is made equal before the next run
+                await self._tell_lacking(self._said_to_lack(self.tasks) | {other})
 
     async def _copy(self, variables: Mapping[Name, tuple[Spec, str]], task: str, other: str) -> None:
         """Copy variables from one task to another, from node to node; those that tell the version last.

@@ -67,7 +67,7 @@ async def look(runner: Runner, program: Program) -> list[Said]:
 
 
 def _said(task: str, data: tuple[Any, ...]) -> Said:
-    version, left = data
+    version, left, _ = data
     return Said(task, None if version < 0 else version, left_from_data(left))
 
 

@@ -397,6 +397,45 @@ async def test_a_server_that_dies_before_a_new_session_trains_is_stood_in_for(tm
                 await steps.aclose()
 
 
+@pytest.mark.parametrize(("victim", "restores"), [(0, False), (1, True)])
+async def test_what_is_written_while_a_server_stands_still_holds_once_it_goes_on(
+    victim: int, restores: bool, tmp_path: Path
+) -> None:
+    """For a session that knows nothing of who wrote it: the server still has what was before, be that newer."""
+
+    def trainer() -> tuple[fr.Graph, fr.train.Replicated, list[Any]]:
+        with fr.Graph() as graph:
+            made = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2, copies=2)
+            return graph, made, [v.assign(np.full(3, 100.0, np.float32)) for v in made.variables]
+
+    task, expected = f"/job:ps/task:{victim}", -1.0 if restores else 100.0
+    async with fr.LocalCluster(ps=2, worker=2) as cluster, asyncio.timeout(60):
+        graph, first, _ = trainer()
+        async with fr.Session(graph, cluster=cluster, checkpoints=fr.Checkpoints(tmp_path)) as session:
+            steps = first.steps(session, batches())
+            await follow(steps, None, 1)
+            await session.save()
+            await anext(steps)
+            await steps.aclose()
+        cluster.processes[task].send_signal(signal.SIGSTOP)
+        try:
+            graph, _, assigns = trainer()
+            async with fr.Session(graph, cluster=cluster, checkpoints=fr.Checkpoints(tmp_path)) as session:
+                await (session.restore(1) if restores else session.run(assigns))
+        finally:
+            cluster.processes[task].send_signal(signal.SIGCONT)
+        for _ in range(2):  # before it is whole again, and after
+            graph, third, _ = trainer()
+            async with fr.Session(graph, cluster=cluster) as session:
+                assert [value[0] for value in await session.run(third.variables)] == [expected] * 4
+                steps = third.steps(session, batches())
+                await anext(steps)
+                await steps.aclose()
+                expected -= 1.0
+                assert [value[0] for value in await session.run(third.variables)] == [expected] * 4
+                await Training(cluster, session, third).check_equal()
+
+
 async def test_servers_that_die_at_random_moments_lose_nothing() -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")

@@ -9,7 +9,8 @@ from flowrt.base.valueclass import valueclass
 
 @valueclass
 class Look:
-    """Say what version the variables are at and what is left of an earlier run of the trainer: see `opening.Said`.
+    """Say what version the variables are at, what is left of an earlier run of the trainer, and who is `Lacking`: see
+    `opening.Said`.
 
     ``versions`` are the names of the variables, in ``container``, that hold the version here.
     """
@@ -17,6 +18,19 @@ class Look:
     container: str
     group: str
     versions: tuple[str, ...]
+
+
+@valueclass
+class Lacking:
+    """Remember, and tell whoever looks, that ``tasks`` have not all that is written of the trainer from now on.
+
+    ``number`` is above that of all that was said before: of several servers' word, the newest counts.
+    """
+
+    container: str
+    group: str
+    number: int
+    tasks: tuple[str, ...]
 
 
 @valueclass
@@ -37,4 +51,4 @@ class Settle:
     versions: tuple[int, ...] = ()
 
 
-INQUIRIES: tuple[type[Any], ...] = (Look, Hash, Settle)
+INQUIRIES: tuple[type[Any], ...] = (Look, Lacking, Hash, Settle)

@@ -23,7 +23,7 @@ from flowrt.base.spec import Spec
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.closed import Closed
 from flowrt.sched.drivers.following import ABOUT_FOLLOWING, Follow
-from flowrt.sched.drivers.inquiries import Hash, Look, Settle
+from flowrt.sched.drivers.inquiries import Hash, Lacking, Look, Settle
 from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS, Keeping
 from flowrt.sched.drivers.messages import (
     Allow,
@@ -100,6 +100,7 @@ class Iterations:
         self._servers: dict[int, Server] = {}  # by run
         self._newest: dict[tuple[str, str], Server] = {}  # by trainer
         self._replicas: dict[tuple[int, int], Replica] = {}  # by run and number
+        self._lacking: dict[tuple[str, str], tuple[int, tuple[str, ...]]] = {}  # by trainer: see `Lacking`
 
     # ── what tasks post ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -206,7 +207,10 @@ class Iterations:
             case Look(container, group):
                 follows = await self._followings.away(container, group, epoch)
                 version, left = self._look(asked)
-                return (-1 if follows else version), left
+                return (-1 if follows else version), left, self._lacking.get((container, group), (0, ()))
+            case Lacking(container, group, number, tasks):
+                self._lacking[container, group] = number, tasks
+                return None
             case Settle(run, version, replicas, weights, versions):
                 server = self._server(run)
                 server.obey(version, replicas, weights, versions)
@@ -387,6 +391,8 @@ class Iterations:
     def reset(self, container: str | None) -> None:
         """Forget the runs of trainers of a container, or of all: their clients are told."""
         self._followings.reset(container)
+        for trainer in [trainer for trainer in self._lacking if container in (None, trainer[0])]:
+            del self._lacking[trainer]
         for server in list(self._servers.values()):
             role = server.role
             if container is None or role.container == container:
