@@ -211,7 +211,7 @@ class Copies:
         """Variables are to be restored, where they are at home: nobody stands in for anybody."""
         await self.follow_no_more()
         self._whole.clear()
-        self._out = frozenset()
+        self._out = self._twice = frozenset()
 
     async def spread(self) -> None:
         """Have all be held twice as it is at home, where it was restored: copies may be of versions that are undone."""
