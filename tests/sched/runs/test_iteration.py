@@ -12,7 +12,7 @@ from iteration_world import RUN, World, begun
 
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import RemoteError
-from flowrt.sched.drivers.inquiries import Look, Settle
+from flowrt.sched.drivers.inquiries import Lacking, Look, Settle
 from flowrt.sched.drivers.messages import ApplyOrder, Ended, Lost, NewVersion, Stop, Update
 from flowrt.sched.runs import iterations as iterations_module
 from flowrt.sched.runs.iterations import left_from_data
@@ -363,10 +363,21 @@ async def test_who_comes_while_a_client_is_away_waits_until_all_have_applied_wha
         assert made.state() == [(-1, 1)] * 2
 
 
+async def test_who_lacks_what_a_server_has_is_told_to_whoever_looks_until_the_container_is_reset() -> None:
+    async with world() as made:
+        node, look = made.nodes[made.servers[0]], Look("", "trainer", ("step",))
+        await node.answer(Lacking("", "trainer", 3, ("/job:ps/task:1",)), "one", none)
+        assert (await node.answer(look, "other", none))[2] == (3, ("/job:ps/task:1",))
+        node.reset("another")
+        assert (await node.answer(look, "other", none))[2] == (3, ("/job:ps/task:1",))
+        node.reset("")
+        assert (await node.answer(look, "other", none))[2] == (0, ())
+
+
 async def left_on(made: World) -> Any:
     """What server 0 keeps."""
     look = Look("", "trainer", ("step",))
-    _, left = await made.nodes[made.servers[0]].answer(look, "other", none)
+    _, left, _ = await made.nodes[made.servers[0]].answer(look, "other", none)
     return left_from_data(left)
 
 
@@ -432,8 +443,8 @@ async def test_a_server_that_missed_its_order_still_has_what_it_needs_to_catch_u
                 made.nodes[made.servers[1]].hear(made.servers[0], order)
         look = Look("", "trainer", ("step",))
         said = [await made.nodes[task].answer(look, "other", none) for task in made.servers]
-        lefts = [left_from_data(left) for _, left in said]
-        assert [version for version, _ in said] == [1, 0]
+        lefts = [left_from_data(left) for _, left, _ in said]
+        assert [version for version, _, _ in said] == [1, 0]
         assert lefts[0] is not None
         assert lefts[1] is not None
         assert lefts[0].order == (0, (0, 1))
