@@ -86,6 +86,11 @@ def likeness(op: Hashable, roles: Roles, args: Sequence[Any], kwargs: Mapping[st
     return tuple(key)
 
 
+def of_arrays(roles: Roles, args: Sequence[Any]) -> bool:
+    """Whether all that a call is given is tensors, each an array by itself."""
+    return all(role > 0 and type(value) is np.ndarray for role, value in zip(roles[0], args))  # noqa: B905
+
+
 def _part(role: int, value: Any) -> Any:
     """What an argument in that role adds to the likeness of its call."""
     kind = type(value)
@@ -157,20 +162,22 @@ def _attribute(value: Any) -> Hashable | None:
 class Recall:
     """What is known of likenesses: of twice ``most`` at most, each of which was met lately.
 
-    Two generations: where the young are too many they become the old ones, and the old are forgotten. It is read and
-    written by any number of threads, none of which waits: the worst that may happen is that something is forgotten.
+    Two generations: where the young are too many they become the old ones, and the old are forgotten. ``last`` is, by
+    op, what answered a call on arrays alone, and sees by itself whether others are like those. Any number of threads
+    read and write all that, and none waits: the worst that may happen is that something is forgotten.
     """
 
-    __slots__ = ("_most", "old", "young")
+    __slots__ = ("_most", "last", "old", "young")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.young: dict[Hashable, Known] = {}
         self.old: dict[Hashable, Known] = {}
+        self.last: dict[Hashable, Known] = {}
 
     def forget(self) -> None:
         """Know nothing any more."""
-        self.young, self.old = {}, {}
+        self.young, self.old, self.last = {}, {}, {}
 
     def older(self, key: Hashable) -> Known | None:
         """What was known before those that are young, which it is from now on."""

@@ -149,6 +149,33 @@ def test_what_is_asked_again_is_one_call_of_c(recall: Recall) -> None:
     assert {type(known).__name__ for known in recall.young.values()} == {"builtin_function_or_method"}
 
 
+def test_calls_by_turns_are_each_what_they_are(recall: Recall) -> None:
+    """What answered the last call on arrays is tried first, and is for arrays like those alone."""
+    wide = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
+    given: list[Any] = [X, X.astype(np.float64), X.astype(np.int32), X[:, ::-1], X.T.copy(), wide[::2, :3], wide, X[:0]]
+    given += [np.ma.masked_array(X), np.asfortranarray(X), X.astype(">f4"), X[0], X[0, 0], 2.0, 3, [[1.0, 2.0, 3.0]]]
+    rng = np.random.default_rng(0)
+    for one, other in rng.integers(0, len(given), (600, 2)):
+        a, b = given[one], given[other]
+        for mine, numpys in ((fr.multiply, np.multiply), (fr.maximum, np.maximum)):
+            try:
+                want = numpys(a, b)
+            except ValueError:  # shapes that do not fit
+                with pytest.raises(fr.SpecError):
+                    mine(a, b)
+                continue
+            np.testing.assert_allclose(mine(a, b), np.asarray(want), rtol=1e-6, err_msg=f"{a!r}, {b!r}")
+        x = np.asarray(a)
+        np.testing.assert_allclose(fr.negative(a), -x)
+        if x.ndim == 2:
+            np.testing.assert_array_equal(fr.transpose(a), x.T)
+            np.testing.assert_array_equal(fr.transpose(a, (0, 1)), x)
+            np.testing.assert_allclose(fr.sum(a), np.sum(x), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(fr.sum(a, 1), np.sum(x, 1), rtol=1e-5, atol=1e-6)
+    assert recall.last.keys() <= {fr.multiply, fr.maximum, fr.negative, fr.transpose, fr.sum}
+    assert bool(recall.last) == direct.available()
+
+
 def test_hundreds_of_arrays_are_one_call_of_c_too_and_more_are_not(
     recall: Recall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
