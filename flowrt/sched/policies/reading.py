@@ -192,22 +192,21 @@ class TimesReading:
         do, as soon as nobody waits any more.
         """
         origin = float(np.median(self.usual)) - MIDDLE * WIDTH
-        came, there = self._counted(logs, fates, origin)
+        came, cut = self._counted(logs, fates, origin)
+        there = _at_risk(came, cut)
         alone = np.cumprod(1 - (came + DOUBT * LINDY) / (there + DOUBT), axis=1)
         middles = np.where(there[:, 0] > 0, (alone > 0.5).sum(axis=1), MIDDLE)
         usual = np.broadcast_to(origin + WIDTH * middles, self.usual.shape)
         known = replace(self, origin=origin, usual=usual)._pooled(logs, fates, np.ones(len(logs)))
         of_all = known.spread.hazards.take(PLACES - (middles - MIDDLE)[:, None], mode="clip")
-        came, there = self._counted(logs, fates, origin, known.spread.deviation)
+        came = smoothed_counts(came, known.spread.deviation)
+        there = _at_risk(came, cut)
         alive = np.ones((len(came), BINS + 1))
         np.cumprod(1 - (came + TRUST * of_all) / (there + TRUST), axis=1, out=alive[:, 1:])
         return replace(known, alive=np.broadcast_to(alive, (len(usual), BINS + 1)))
 
-    def _counted(self, logs: Array, fates: Array, origin: float, deviation: float = 0.0) -> tuple[Array, Array]:
-        """[replicas, bins]: how much came in each bin after ``origin``, and had not before; of one if all are alike.
-
-        What came is smoothed by so many bins.
-        """
+    def _counted(self, logs: Array, fates: Array, origin: float) -> tuple[Array, Array]:
+        """[replicas, bins]: how much came in each bin after ``origin``, and was cut off; of one if all are alike."""
         rows = len(self.usual) if self.kind.own else 1
         places = ((logs - self.factors[:, None] - origin) / WIDTH).astype(np.int64)
         places.clip(0, BINS - 1, out=places)
@@ -215,8 +214,7 @@ class TimesReading:
         places += rows * BINS * fates
         weights = np.repeat(_weights(OWN if self.kind.own else POOL, len(logs)), len(self.usual))
         _, came, cut = np.bincount(places.ravel(), weights, 3 * rows * BINS).reshape(3, rows, BINS)
-        came = smoothed_counts(came, deviation)
-        return came, (came + cut)[:, ::-1].cumsum(axis=1)[:, ::-1] - 0.5 * cut  # cut off in a bin, nobody knows where
+        return came, cut
 
     def _sample(self, logs: Array, fates: Array) -> Array:
         """[versions, replicas]: places around what is usual, of so many replicas as tell what slowed all.
@@ -235,6 +233,12 @@ class TimesReading:
         weights = np.repeat(versions * _weights(POOL, len(logs)), len(self.usual))
         _, came, cut = np.bincount(places.ravel(), weights, 3 * BINS).reshape(3, BINS)
         return replace(self, spread=Spread.of(came, cut))
+
+
+def _at_risk(came: Array, cut: Array) -> Array:
+    """[replicas, bins]: how much had not come before each bin; what is cut off in one, nobody knows where in it."""
+    risk: Array = (came + cut)[:, ::-1].cumsum(axis=1)[:, ::-1] - 0.5 * cut
+    return risk
 
 
 def _weights(keep: float, versions: int) -> Array:
