@@ -1,8 +1,9 @@
 """Local steps over a slow network: the pace of k steps between two versions, and the loss they come to.
 
-Digits, with smoothed labels, by a small model in this process, and by one of 11 MB over links of 1 Gbit/s, a server and
-the replicas each behind its own. *Local* is what as many processes make side by side that train alone and send nothing.
-The loss is that of held-out images, after as many batches as synchronous training had.
+Digits, with smoothed labels, by a small model in this process, and by one of 11 MB over links of 1 Gbit/s, servers and
+replicas each behind its own: that of a single server carries all updates. *Local* is what as many processes make side
+by side that train alone and send nothing. The loss is that of held-out images, after as many batches as synchronous
+training had.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ async def slowly(k: int, arguments: dict[str, Any]) -> dict[str, Any]:
         held_out = trainer.share(model(LARGE), INPUTS)
     paces, computing = [], []
     async with (
-        cluster_behind_links(1, replicas, arguments["gigabits"]) as cluster,
+        cluster_behind_links(arguments["servers"], replicas, arguments["gigabits"]) as cluster,
         fr.Session(graph, cluster=cluster) as session,
     ):
         async for report in trainer.steps(session, batches(arguments["batch"], arguments["seed"])):
@@ -176,7 +177,7 @@ async def all_slowly(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> Finding:
-    names = ("replicas", "steps", "batch", "seed", "gigabits", "k", "rounds")
+    names = ("replicas", "servers", "steps", "batch", "seed", "gigabits", "k", "rounds")
     found = run_behind_links(__file__, {name: getattr(options, name) for name in names})
     local, most = float(np.mean(found["local"])), max(options.k)
     slow = {int(k): each for k, each in found["slowly"].items()}
@@ -192,7 +193,8 @@ def measure(options: argparse.Namespace) -> Finding:
             print(f"{name}, {called(k)}: held-out loss {loss:.4f}", flush=True)
     worst = max(loss / each[0] - 1 for each in losses.values() for k, loss in each.items() if k)
     sentence = (
-        f"Over links of {found['links']} LocalSteps({most}) trains a model of 11 MB at {paces[most]:.0%} of the pace "
+        f"Over links of {found['links']}, {options.servers} of them a server's, LocalSteps({most}) trains a model of "
+        f"11 MB at {paces[most]:.0%} of the pace "
         f"of {options.replicas} processes that train alone, where synchronising with every batch makes {paces[0]:.0%}; "
         f"after as many batches no held-out loss, of this model or of a small one with fewer local steps, is more "
         f"than {max(worst, 0.0):.1%} above synchronous training's."
@@ -220,6 +222,7 @@ def draw(plot: Figure, paces: dict[int, float], losses: dict[str, dict[int, floa
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--k", type=int, nargs="+", default=[16, 192], help="local steps; default: %(default)s")
     parser.add_argument("--batch", type=int, default=256, help="samples of a batch; default: %(default)s")
+    parser.add_argument("--servers", type=int, default=1, help="parameter servers; default: %(default)s")
     parser.add_argument("--gigabits", type=float, default=1.0, help="a second, of each link; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="versions that are timed; default: %(default)s")
 
