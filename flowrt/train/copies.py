@@ -349,8 +349,8 @@ class Copies:
                 at_home[task].set()
 
         async def hold(task: str) -> None:
-            if before(task) in at_home:
-                await at_home[before(task)].wait()
+            for each in at_home.keys() & {before(task), task}:
+                await at_home[each].wait()
             if before(task) in there:
                 await give(self._make_equal(before(task), task), before(task), task)
 
