@@ -168,6 +168,13 @@ def test_buffers_that_do_not_fit_the_header_are_refused() -> None:
         decode(header, [buffers[0][:-1]])
 
 
+def test_an_array_without_a_byte_is_no_packed_message_and_no_part() -> None:
+    empty = codec.bytes_of(np.zeros((3, 0, 2), np.uint8))
+    with pytest.raises(BrokenStream, match="got 0"):
+        unpack(empty)
+    assert list(codec.unpack_parts(empty)) == []
+
+
 @settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_a_message_or_a_broken_stream(data: bytes) -> None:

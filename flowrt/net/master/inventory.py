@@ -56,6 +56,6 @@ async def _wait_for_news(asked: Collection[asyncio.Future[Any]], peers: Peers) -
 async def _unpack(packed: Any, task: str, found: dict[Name, Spec]) -> None:
     if isinstance(packed, NoRoom):
         raise packed.error(f"the variables of {task}")
-    for container, name, spec in codec.unpack_parts(packed.data):
+    for container, name, spec in codec.unpack_parts(codec.bytes_of(packed)):
         found[container, name] = spec_from_data(spec)
         await asyncio.sleep(0)

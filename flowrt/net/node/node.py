@@ -459,7 +459,7 @@ class NetworkNode:
         try:
             if isinstance(command.data, NoRoom):
                 raise command.data.error("what is asked of a run")
-            asked = from_data(codec.unpack(command.data.data))
+            asked = from_data(codec.unpack(codec.bytes_of(command.data)))
             plans = partial(self._executor, reign)
             answer = Answer(command.request, await self._iterations.answer(asked, reign.drive.epoch, plans))
         except Exception as error:

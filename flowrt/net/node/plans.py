@@ -37,7 +37,7 @@ def make_ready(data: Array | NoRoom, host: Host) -> ReadyPlan:
     """The plan that a master sent, ready to run on ``host``; raises what is wrong with it, and holds none of it."""
     if isinstance(data, NoRoom):
         raise data.error(f"a plan for {host.task}")
-    plan = plan_from_parts(codec.unpack_parts(data.data))
+    plan = plan_from_parts(codec.unpack_parts(codec.bytes_of(data)))
     nodes = list(plan.nodes)
     try:
         return _ready(plan, host)

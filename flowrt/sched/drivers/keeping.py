@@ -412,5 +412,5 @@ def _take(asked: Take, values: dict[Name, Any], going: Callable[[], bool]) -> bo
 
 def read_written(file: str, packed: np.ndarray[Any, Any]) -> tuple[File, list[Written]]:
     """What `Write` answered of ``file``."""
-    nbytes, header, digest, written = codec.unpack(packed.data)
+    nbytes, header, digest, written = codec.unpack(codec.bytes_of(packed))
     return File(file, nbytes, header, digest), [(key, offset, told) for key, offset, told in written]

@@ -128,7 +128,7 @@ def unbundled(values: Sequence[Any]) -> Sequence[Any]:
         return values
     if not isinstance(values[1], np.ndarray):
         raise ResourceError(f"{len(values)} values of a run were not received: {values[1]}")
-    found: Sequence[Any] = codec.unpack(values[1].data)
+    found: Sequence[Any] = codec.unpack(codec.bytes_of(values[1]))
     return found
 
 
