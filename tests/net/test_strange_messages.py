@@ -102,7 +102,7 @@ def say(rng: random.Random, connection: Connection, kinds: tuple[str, ...]) -> N
     connection._stream.transport.write(bytes(whole))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 async def test_nothing_that_is_said_fails_a_node(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     rng, token = random.Random(seed), new_token()
     host = Host(PS, threads=1)
@@ -121,3 +121,20 @@ async def test_nothing_that_is_said_fails_a_node(seed: int, caplog: pytest.LogCa
     finally:
         await host.aclose()
     assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+
+
+@pytest.mark.parametrize("task", ["", "client", "/job:ps", "/job:ps/task:-1", "/job:ps/task:0/device:cpu:0"])
+@pytest.mark.parametrize("place", [("127.0.0.1", 1), (True, 1), ("127.0.0.1", True)])
+async def test_who_is_no_task_or_nowhere_is_not_made_known_to_masters_that_come_later(task: str, place: Any) -> None:
+    token, host = new_token(), Host(PS, threads=1)
+    known = "/job:ps/task:1" if place != ("127.0.0.1", 1) else task
+    begins = to_hello(Drive("session", "e1", {PS: ("127.0.0.1", 1), known: place}, 0, (known,)))
+    try:
+        async with NetworkNode(host, token).serving("127.0.0.1", 0) as server:
+            async with await connect("127.0.0.1", server.port, token, begins) as connection:
+                with pytest.raises(FlowrtError):
+                    await connection.receive()
+            async with Master({PS: ("127.0.0.1", server.port)}, token, name="after") as master:
+                assert [str(device.host) for device in master.devices] == [PS]
+    finally:
+        await host.aclose()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Any
 
+_TASK = re.compile(r"/job:[A-Za-z][A-Za-z0-9_]*/task:\d{1,9}")
 UNREACHABLE = (OSError, ValueError, OverflowError)  # the system's, and Python's of a host or port that can be none
 
 
@@ -19,6 +21,12 @@ def is_loopback(host: str) -> bool:
 def is_place(host: str, port: int) -> bool:
     """Whether somebody could be there."""
     return host != "" and 0 < port < 1 << 16
+
+
+def is_task_at(task: Any, host: Any, port: Any) -> bool:
+    """Whether a node could be that task, and there, whatever those are."""
+    types = type(task), type(host), type(port)
+    return types == (str, str, int) and _TASK.fullmatch(task) is not None and is_place(host, port)
 
 
 def is_any(host: str) -> bool:

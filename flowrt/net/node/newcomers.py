@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.errors import BrokenStream, ClosedError, GraphError, RemoteError
-from flowrt.net.door.addresses import is_place
+from flowrt.net.door.addresses import is_task_at
 from flowrt.net.wire.messages import (
     UNASKED,
     Answer,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 ANY_TASK = -1  # what a newcomer says that would be the first free one
 MOST_SAID = 200  # characters of what is said of one that cannot be
-_TASK = re.compile(r"/job:[A-Za-z][A-Za-z0-9_]*/task:\d{1,9}")
 Address: TypeAlias = tuple[str, int]
 Known: TypeAlias = tuple[str, str, int]
 
@@ -51,7 +49,7 @@ class Newcomers:
     async def attend(self, enlist: Enlist, connection: Connection, reigns: Sequence[Reign]) -> None:
         """Tell a newcomer which task it is, as the master of the newest of ``reigns`` says, or one that comes."""
         task = f"/job:{enlist.job}/task:{max(enlist.task, 0)}"
-        if not (_TASK.fullmatch(task) and enlist.task >= ANY_TASK and is_place(enlist.host, enlist.port)):
+        if enlist.task < ANY_TASK or not is_task_at(task, enlist.host, enlist.port):
             raise BrokenStream(f"a newcomer cannot be {task} at {enlist.host}:{enlist.port}"[:MOST_SAID])
         number = next(self._numbers)
         recruit = Recruit(number, enlist.job, enlist.task, enlist.host, enlist.port)
@@ -89,7 +87,7 @@ class Newcomers:
     def introduce(self, said: Introduce, reign: Reign, reigns: Iterable[Reign]) -> bool:
         """Do as the master of a ``reign`` says, of all that there are; whether nothing is known otherwise."""
         place, before = (said.host, said.port), self.joined.get(said.task)
-        if not (_TASK.fullmatch(said.task) and is_place(*place)):
+        if not is_task_at(said.task, *place):
             raise BrokenStream(f"{said.task} cannot be at {said.host}:{said.port}"[:MOST_SAID])
         known = self._note(said.task, place, said.was)
         if not known:

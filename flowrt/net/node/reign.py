@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import BrokenStream, ClosedError, InternalError, RemoteError, SpecError, TakenOver, name_error
-from flowrt.net.door.addresses import is_place
+from flowrt.net.door.addresses import is_task_at
 from flowrt.net.links import WAITING
 from flowrt.net.wire.messages import Answer, Done, Drive, Pong, Refused, Resume, to_data
 
@@ -85,9 +85,9 @@ def address_of(peer: str, reign: Reign) -> tuple[str, int]:
 def addresses_in(drive: Drive | Resume) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[str, int]]]:
     """Where a master says that each task is, and those of them that joined."""
     try:
-        addresses = {task: (str(host), int(port)) for task, (host, port) in drive.peers.items()}
-        if not all(is_place(*address) for address in addresses.values()):
-            raise ValueError("nobody can be at some of them")
+        addresses = {task: (host, port) for task, (host, port) in drive.peers.items()}
+        if not all(is_task_at(task, *address) for task, address in addresses.items()):
+            raise ValueError("some of them are no task, or nobody can be there")
         return addresses, {task: addresses[task] for task in drive.joined}
     except (KeyError, TypeError, ValueError) as error:
         text = f"a master introduced its peers as {str(drive.peers)[:80]}, and as joined {str(drive.joined)[:80]}"
