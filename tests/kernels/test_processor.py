@@ -9,10 +9,8 @@ import sys
 from typing import Any
 
 import pytest
-from llvmlite import binding as llvm
 from llvmlite import ir
 
-from flowrt.kernels.emit.processor import machine, object_code
 from flowrt.kernels.emit.roundings import contract
 from flowrt.kernels.store.surroundings import architecture
 
@@ -80,30 +78,3 @@ def test_a_product_that_something_else_wants_stays_one() -> None:
         return b.fdiv(b.fadd(product, z), product)
 
     assert "llvm.fma.f64" not in opcodes(write)
-
-
-LOOP = """
-target triple = "x86_64-unknown-linux-gnu"
-define void @shift(ptr %x, i64 %from, i64 %n, i64 %step) {
-start:
-  br label %loop
-loop:
-  %i = phi i64 [ %from, %start ], [ %next, %loop ]
-  %a = getelementptr [7 x double], ptr %x, i64 %i, i64 2
-  %b = getelementptr [7 x double], ptr %x, i64 %i, i64 %step
-  %y = load double, ptr %b
-  store double %y, ptr %a
-  %next = add i64 %i, 1
-  %more = icmp slt i64 %next, %n
-  br i1 %more, label %loop, label %done
-done:
-  ret void
-}
-"""
-
-
-@pytest.mark.skipif(architecture() != "x86_64", reason="the machine is an x86")
-def test_how_kernels_are_made_is_not_left_for_other_code_of_the_process() -> None:
-    before = machine().emit_object(llvm.parse_assembly(LOOP))
-    assert object_code(llvm.parse_assembly(LOOP)) != before
-    assert machine().emit_object(llvm.parse_assembly(LOOP)) == before

@@ -258,7 +258,8 @@ def _machine_code(library: Any) -> bytes:
         if value.is_declaration and not value.name.startswith("llvm.") and not _offered(value.name):
             hint = next((hint for sign, hint in _NEEDED_FOR.items() if sign in value.name), "")
             raise GraphError(f"it needs {value.name} when it runs, which no kernel has{hint}")
-    return processor.object_code(module)
+    code: bytes = processor.machine().emit_object(module)
+    return code
 
 
 def _hide_all_but(module: Any, symbol: str) -> None:

@@ -48,22 +48,6 @@ def machine() -> Any:
     )
 
 
-def object_code(module: Any) -> bytes:
-    """The object that ``module`` comes to. Numba's lock is held.
-
-    On x86 a load adds up its address by itself, so loops need not be rewritten to count addresses (loop strength
-    reduction): that took half of this time, and kernels run as fast without. LLVM keeps its options for the process, in
-    which other code is compiled too.
-    """
-    counts = not module.triple.startswith("x86_64")
-    llvm.set_option("flowrt", f"-disable-lsr={not counts}".lower())
-    try:
-        code: bytes = machine().emit_object(module)
-    finally:
-        llvm.set_option("flowrt", "-disable-lsr=false")
-    return code
-
-
 @cache
 def probed_features() -> frozenset[str]:
     """Which of `surroundings.processor_features` it has as far as they matter here, by the code that LLVM makes."""
