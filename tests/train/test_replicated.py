@@ -44,12 +44,13 @@ async def reports_of(trainer: fr.train.Replicated, session: fr.Session, source: 
 
 
 async def nothing_left_running() -> bool:
+    """Whether what still runs ends by itself: a kernel's thread is waited for, however long it gets no core."""
     gc.collect()
-    for _ in range(100):
-        if asyncio.all_tasks() == {asyncio.current_task()}:
-            return True
-        await asyncio.sleep(0)
-    return False
+    while left := asyncio.all_tasks() - {asyncio.current_task()}:
+        _, going = await asyncio.wait(left, timeout=10)
+        if going:
+            return False
+    return True
 
 
 # ── what it computes ─────────────────────────────────────────────────────────────────────────────────────────────────
