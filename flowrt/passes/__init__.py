@@ -29,7 +29,7 @@ from flowrt.passes.lower import lower
 from flowrt.passes.merge_common import merge_common
 from flowrt.passes.order_state import order_state
 from flowrt.passes.paddings import join_paddings
-from flowrt.passes.partition import Client, Transfer, partition
+from flowrt.passes.partition import Client, Partitioned, Transfer, partition
 from flowrt.passes.parts import take_together
 from flowrt.passes.place import Supports, place
 from flowrt.passes.prune import prune, without_meetings
@@ -157,12 +157,17 @@ def compile_step(
         step = count_iterations(rewrite_bodies(step, placement, lambda body, _: count_iterations(body, inside=True)))
         step, placement = _join(without_meetings(step), placement, supports, fusible, regions, report)
     bundled = bundle(step, placement, supports, fetched=client is not None) if optimize else Bundled(step, placement)
+    parts = _divide(bundled, None if ends is Ends.USED else home, client, report)
+    return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host, tuple(away or ()))
+
+
+def _divide(bundled: Bundled, home: Device | None, client: str | None, report: Callable[..., None]) -> Partitioned:
+    """Each task's part of the step."""
     if bundled.values:
         report("bundle", values=bundled.values)
-    ended = None if ends is Ends.USED else home
-    parts = partition(bundled.step, bundled.placement, home=ended, client=client, parts=bundled.parts)
+    parts = partition(bundled.step, bundled.placement, home=home, client=client, parts=bundled.parts)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
-    return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host, tuple(away or ()))
+    return parts
 
 
 def _lower_all(plans: Mapping[str, Plan], report: Callable[..., None]) -> dict[str, Plan]:

@@ -9,12 +9,12 @@ import asyncio
 import itertools
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from copies_world import CopiesWorld
@@ -31,6 +31,7 @@ from flowrt.train import watching
 if TYPE_CHECKING:
     from flowrt.train.steps import StepReport
 
+T = TypeVar("T")
 pytestmark = pytest.mark.timeout(240)  # time is simulated: a test takes what the machine gives it
 
 
@@ -127,18 +128,21 @@ async def clients_die(rng: random.Random, length: Length) -> None:
     world = drawn(rng, length)
     async with left_in_order(world):
         for number in range(length.some(4)):
-            for _ in range(50):
-                try:
-                    await one_client(world, rng, number, length)
-                    break
-                except RemoteError as error:
-                    if "one client at a time" not in str(error):
-                        raise
-                    await asyncio.sleep(0.5)
-            else:
-                raise Violation(f"client {number} may never train")
+            await let_in(number, lambda _, number=number: one_client(world, rng, number, length))
         await asyncio.sleep(100)
         world.check_known()
+
+
+async def let_in(number: int, begin: Callable[[int], Awaitable[T]]) -> T:
+    """What ``begin`` answers, which is told how often it was refused as another client was there."""
+    for attempt in range(50):
+        try:
+            return await begin(attempt)
+        except RemoteError as error:
+            if "one client at a time" not in str(error):
+                raise
+            await asyncio.sleep(0.5)
+    raise Violation(f"client {number} may never train")
 
 
 async def one_client(world: World, rng: random.Random, number: int, length: Length) -> None:
@@ -337,18 +341,13 @@ async def clients_and_servers_die(rng: random.Random, length: Length) -> None:
 
 async def one_after_another(world: World, rng: random.Random, number: int, seen: int, ends: float) -> int:
     """A client trains from step ``seen`` or later on, one at least, until it is killed or leaves; answers which."""
-    for attempt in range(50):
+
+    async def begin(attempt: int) -> tuple[str, AsyncGenerator[StepReport, None], int]:
         epoch = f"client {number}, {attempt}"
         training = world.client(epoch, rng.choice([0, 0, 1, 5])).run(batches(1000 * (50 * number + attempt)))
-        try:
-            first = (await anext(training)).step
-            break
-        except RemoteError as error:
-            if "one client at a time" not in str(error):
-                raise
-            await asyncio.sleep(0.5)
-    else:
-        raise Violation(f"client {number} may never train")
+        return epoch, training, (await anext(training)).step
+
+    epoch, training, first = await let_in(number, begin)
     assert first > seen
 
     async def train(step: int) -> int:
