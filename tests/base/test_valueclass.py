@@ -176,21 +176,3 @@ def test_a_class_without_values_has_compiled_nothing() -> None:
     point(1)
     assert isinstance(vars(point)["__init__"], FunctionType)
     assert point.__init__.__qualname__.endswith("Point.__init__")
-
-
-def test_ctrl_c_while_a_class_is_compiled_is_ctrl_c_and_compiles_nothing() -> None:
-    class Default:
-        pressed = 0
-
-        def __set_name__(self, owner: type, name: str) -> None:
-            Default.pressed += 1
-            if Default.pressed == 2:  # the first is of the class itself
-                raise KeyboardInterrupt
-
-    @valueclass
-    class Point:
-        x: Any = Default()
-
-    with pytest.raises(KeyboardInterrupt):
-        Point()
-    assert Point(3).x == 3
