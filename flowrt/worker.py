@@ -35,9 +35,10 @@ from flowrt.base.errors import FlowrtError, GraphError, ResourceError
 from flowrt.base.valueclass import replace
 from flowrt.cluster import fork_server
 from flowrt.cluster.node_logs import JsonLines
-from flowrt.cluster.worker_options import NoPlace, Settings, parse, read_settings
+from flowrt.cluster.worker_options import NoPlace, Settings, parse, parser, read_settings
 from flowrt.finishing import first
 from flowrt.kernels.store.building import build_standard_kernels
+from flowrt.kernels.store.bundle import stamp
 from flowrt.net.code import hashes_here
 from flowrt.net.door.descriptors import take_descriptors
 from flowrt.net.node.enlisting import enlist, host_towards
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return keys.main(told[1:])
     if told[:1] == [fork_server.COMMAND]:
-        loop_factory()  # imports what makes loops
+        _prepare()
         told = fork_server.serve(int(told[1]))
     given = parse(told)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -91,6 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _log.exception("the node failed")
         return 1
     return 0
+
+
+def _prepare() -> None:
+    """Do before nodes are forked what each of them would do."""
+    loop_factory()  # imports what makes loops
+    parser()
+    stamp()
+    "localhost".encode("idna")  # as addresses are, by a codec that is imported for it
 
 
 def _set_up_logging(given: argparse.Namespace) -> JsonLines | None:

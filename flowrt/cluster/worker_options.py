@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,10 +51,9 @@ class NoPlace(GraphError):
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; the process ends with 2 where it makes no sense."""
-    parser = _parser()
-    given = parser.parse_args(arguments)
+    given = parser().parse_args(arguments)
     if given.job is None and (given.join or given.task is not None):
-        parser.error(f"{'--join' if given.join else '--task'} needs --job, the job that this node has a task of")
+        parser().error(f"{'--join' if given.join else '--task'} needs --job, the job that this node has a task of")
     return given
 
 
@@ -170,8 +170,10 @@ def _tls(given: argparse.Namespace) -> Path | None:
     return Path(folder) if folder else None
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+@cache
+def parser() -> argparse.ArgumentParser:
+    """What a node may be told."""
+    made = argparse.ArgumentParser(
         prog="python -m flowrt.worker",
         description="A node of a flowrt cluster: computes what masters ask for, and keeps variables between them.",
         epilog="A cluster file is TOML with the addresses of each job's tasks: "
@@ -184,10 +186,10 @@ def _parser() -> argparse.ArgumentParser:
         "it is at, and ends with exit code 0; a second signal ends it at once. 2 says that it could not start as it "
         "was told to, 3 that no environment says which task it is, 1 that flowrt failed.",
     )
-    _add_place(parser.add_argument)
-    _add_trust(parser.add_argument)
-    _add_running(parser.add_argument)
-    return parser
+    _add_place(made.add_argument)
+    _add_trust(made.add_argument)
+    _add_running(made.add_argument)
+    return made
 
 
 def _add_place(add: Callable[..., object]) -> None:
