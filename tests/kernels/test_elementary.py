@@ -348,3 +348,15 @@ def test_powers_of_integers_wrap_as_numpys(dtype: Any) -> None:
     ends = np.array([most, np.iinfo(dtype).min], dtype)
     if dtype in ("int8", "int64"):
         np.testing.assert_array_equal(fr.pow(ends, np.array(-1, dtype)), [0, 0])
+
+
+@pytest.mark.parametrize("dtype", [bool, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # NumPy's, where a function has no value
+def test_a_function_of_integers_is_that_of_the_floats_that_they_are(name: str, dtype: Any) -> None:
+    ends = [0, 1] if dtype is bool else [np.iinfo(dtype).min, np.iinfo(dtype).max]
+    x = np.array([*ends, 0, 1] if np.dtype(dtype).kind in "bu" else [*ends, -2, -1, 0, 1, 2], dtype)
+    judge, _ = CURVES[name]
+    found = getattr(fr, name)(x)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, judge(x.astype(np.float64)), rtol=1e-12)

@@ -389,6 +389,11 @@ def floating(dtypes: Sequence[Any]) -> bool:
     return bool(np.dtype(dtypes[0]).kind == "f")
 
 
+def integral(dtypes: Sequence[Any]) -> bool:
+    """Whether the first operand holds integers or bools."""
+    return bool(np.dtype(dtypes[0]).kind in "biu")
+
+
 def jitable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator for a helper that kernels call: plain Python here, compiled with the kernel that calls it."""
     JITABLES.append(function)

@@ -9,7 +9,7 @@ from flowrt.kernels.elementary.exponential import ZERO
 from flowrt.kernels.elementary.gelu import WIDE_DENSITY, gelu32, gelu64, gelu_slope32, gelu_slope64
 from flowrt.kernels.elementary.logarithm import log_of_one_more32, log_of_one_more64
 from flowrt.kernels.language.costs import COSTLY
-from flowrt.kernels.language.table import double, elementwise, jitable, single
+from flowrt.kernels.language.table import double, elementwise, integral, jitable, single
 
 FAR, ROOT_HALF = 40.0, math.sqrt(0.5)  # so far from 0 no probability is left
 
@@ -23,6 +23,7 @@ def log_of_one_more(x: Any) -> Any:
 elementwise("softplus", lambda x: log_of_one_more(x), entry=COSTLY)
 elementwise("softplus", lambda x: log_of_one_more32(x), on=("cpu",), dtypes=single)
 elementwise("softplus", lambda x: log_of_one_more64(x), on=("cpu",), dtypes=double)
+elementwise("softplus", lambda x: log_of_one_more(x + 0.0), dtypes=integral)  # whose negatives wrap around
 
 
 @jitable
@@ -42,6 +43,8 @@ def slope_of_gelu(x: Any) -> Any:
 elementwise("gelu", lambda x: gelu_of(x), entry=COSTLY)
 elementwise("gelu", lambda x: gelu32(x), on=("cpu",), dtypes=single)
 elementwise("gelu", lambda x: gelu64(x), on=("cpu",), dtypes=double)
+elementwise("gelu", lambda x: gelu_of(x + 0.0), dtypes=integral)
 elementwise("gelu_slope", lambda x: slope_of_gelu(x), entry=COSTLY)
 elementwise("gelu_slope", lambda x: gelu_slope32(x), on=("cpu",), dtypes=single)
 elementwise("gelu_slope", lambda x: gelu_slope64(x), on=("cpu",), dtypes=double)
+elementwise("gelu_slope", lambda x: slope_of_gelu(x + 0.0), dtypes=integral)

@@ -35,6 +35,7 @@ from flowrt.kernels.language.table import (
     elementwise,
     flat,
     host_only,
+    integral,
     jitable,
     kernel,
     require_kernel,
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
 
 FLOATS: tuple[str, ...] = ("float32", "float64")
 NUMBERS, BOOLS = (*FLOATS, "int32", "int64"), ("bool",)
-
-
-def _integral(dtypes: Sequence[Any]) -> bool:
-    return bool(np.dtype(dtypes[0]).kind in "biu")
 
 
 def _signed(dtypes: Sequence[Any]) -> bool:
@@ -76,7 +73,7 @@ elementwise("multiply", lambda x, y: x * y, usual=NUMBERS)
 elementwise("multiply_add", lambda x, y, z: x * y + z, on=("cpu",))
 host_only("multiply_add", why="a step of products of matrices in a processor's loops of scalars")
 elementwise("divide", lambda x, y: x / y, entry=SLOW, usual=NUMBERS)
-elementwise("divide", lambda x, y: (x + 0.0) / (y + 0.0), dtypes=_integral)
+elementwise("divide", lambda x, y: (x + 0.0) / (y + 0.0), dtypes=integral)
 
 
 WHOLE_FROM = 2.0**52  # larger floats have no fraction
@@ -151,14 +148,14 @@ elementwise("floor_divide", far_quotient, on=("cpu",), dtypes=single, narrow=Nar
 elementwise(
     "floor_divide", far_quotient, on=("cpu",), dtypes=double, narrow=Narrow(is_small_quotient64, near_quotient64)
 )
-elementwise("floor_divide", lambda x, y: x // y if y != 0 else y, dtypes=_integral)
+elementwise("floor_divide", lambda x, y: x // y if y != 0 else y, dtypes=integral)
 elementwise("floor_divide", lambda x, y: signed_quotient(x, y), dtypes=_signed)
 elementwise("remainder", lambda x, y: float_remainder(x, y), entry=SLOW, usual=NUMBERS)
 elementwise("remainder", far_remainder, on=("cpu",), dtypes=single, narrow=Narrow(is_small_quotient, near_remainder32))
 elementwise(
     "remainder", far_remainder, on=("cpu",), dtypes=double, narrow=Narrow(is_small_quotient64, near_remainder64)
 )
-elementwise("remainder", lambda x, y: x % y if y != 0 else y, dtypes=_integral)
+elementwise("remainder", lambda x, y: x % y if y != 0 else y, dtypes=integral)
 elementwise("remainder", lambda x, y: signed_remainder(x, y), dtypes=_signed)
 
 
@@ -183,7 +180,7 @@ def integer_power(x: Any, y: Any) -> Any:
 elementwise("pow", lambda x, y: x**y, entry=COSTLY, usual=NUMBERS)
 elementwise("pow", lambda x, y: pow32(x, y), on=("cpu",), dtypes=single)
 elementwise("pow", lambda x, y: pow64(x, y), on=("cpu",), dtypes=double)
-elementwise("pow", lambda x, y: integer_power(x, y), dtypes=_integral)
+elementwise("pow", lambda x, y: integer_power(x, y), dtypes=integral)
 elementwise("maximum", lambda x, y: x if x >= y or x != x else y, usual=NUMBERS)
 elementwise("minimum", lambda x, y: x if x <= y or x != x else y, usual=NUMBERS)
 
@@ -227,16 +224,17 @@ elementwise("tanh", lambda x: tanh64(x), on=("cpu",), dtypes=double)
 elementwise("sigmoid", lambda x: 1 / (1 + math.exp(-x)), entry=COSTLY, usual=FLOATS)
 elementwise("sigmoid", lambda x: sigmoid32(x), on=("cpu",), dtypes=single)
 elementwise("sigmoid", lambda x: sigmoid64(x), on=("cpu",), dtypes=double)
+elementwise("sigmoid", lambda x: 1 / (1 + math.exp(0.0 - x)), dtypes=integral)  # whose negatives wrap around
 elementwise("relu", lambda x: 0 if x <= 0 else x, usual=FLOATS)
 elementwise("floor", lambda x: np.floor(x), on=("cpu",), usual=FLOATS)
 elementwise("floor", lambda x: lower(x), on=("cuda",))
-elementwise("floor", lambda x: x, dtypes=_integral)
+elementwise("floor", lambda x: x, dtypes=integral)
 elementwise("ceil", lambda x: np.ceil(x), on=("cpu",), usual=FLOATS)
 elementwise("ceil", lambda x: -lower(-x), on=("cuda",))
-elementwise("ceil", lambda x: x, dtypes=_integral)
+elementwise("ceil", lambda x: x, dtypes=integral)
 elementwise("round", lambda x: np.rint(x), on=("cpu",), usual=FLOATS)
 elementwise("round", lambda x: nearest(x), on=("cuda",))
-elementwise("round", lambda x: x, dtypes=_integral)
+elementwise("round", lambda x: x, dtypes=integral)
 elementwise("where", lambda condition, x, y: x if condition != 0 else y)
 elementwise("equal", lambda x, y: x == y, usual=NUMBERS)
 elementwise("not_equal", lambda x, y: x != y, usual=NUMBERS)
@@ -250,7 +248,7 @@ elementwise("logical_xor", lambda x, y: (x != 0) ^ (y != 0), usual=BOOLS)
 elementwise("logical_not", lambda x: x == 0, usual=BOOLS)
 elementwise("isnan", lambda x: x != x, usual=FLOATS)
 elementwise("isfinite", lambda x: x - x == 0, usual=FLOATS)
-elementwise("isfinite", lambda x: True, dtypes=_integral)
+elementwise("isfinite", lambda x: True, dtypes=integral)
 elementwise("astype", lambda x: x)
 
 
