@@ -13,10 +13,10 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -131,10 +131,10 @@ class ClusterSpec:
             if address
         }
 
-    def next_task(self, job: str) -> str:
-        """The first task of ``job`` that there is not."""
-        there = self.jobs.get(job, ())
-        return f"/job:{job}/task:{next((n for n, address in enumerate(there) if not address), len(there))}"
+    def next_task(self, job: str, coming: Collection[str] = ()) -> str:
+        """The first task of ``job`` that there is not, and that is not ``coming``."""
+        taken = {*coming, *self.tasks()}
+        return next(task for number in count() if (task := f"/job:{job}/task:{number}") not in taken)
 
     def placing(self, task: str, address: str) -> ClusterSpec:
         """The cluster in which ``task`` is at ``address``, or nowhere if that is empty; nobody else is there."""
@@ -260,6 +260,7 @@ class LocalCluster(AsyncOnly):
         self._spec: ClusterSpec | None = None
         self.token = new_token()
         self.processes: dict[str, Process] = {}
+        self._coming: set[str] = set()  # tasks that are being added
         self._servers = ForkServers(most=1 if len(self._names) > 1 else 0)  # of our own
 
     @telling
@@ -297,6 +298,7 @@ class LocalCluster(AsyncOnly):
         self._spec = None
         await to_the_end(self._reap())
 
+    @brief
     async def respawn(self, task: str) -> None:
         """Start a node again whose process has ended, at its address, and wait until it serves.
 
@@ -316,6 +318,7 @@ class LocalCluster(AsyncOnly):
             async with asyncio.timeout(self._startup):
                 await ready(task, process)
 
+    @brief
     async def add(self, job: str) -> str:
         """Start another node, as the first task of ``job`` that there is not; answers which that is, once it serves.
 
@@ -323,24 +326,33 @@ class LocalCluster(AsyncOnly):
         `GraphError` for what cannot name a job, `ResourceError` if it does not come up.
         """
         check_job(job)
-        task, places = self.spec.next_task(job), self.spec.tasks()
-        up = [places[other] for other, process in self.processes.items() if process.returncode is None]
+        task = self.spec.next_task(job, self._coming)
+        self._coming.add(task)
+        try:
+            address = await self._come(task)
+        finally:
+            self._coming.remove(task)
+        self._spec = self.spec.placing(task, address)
+        if self._restart:
+            self._keeping[task] = asyncio.create_task(self._keep(task))
+        return task
+
+    async def _come(self, task: str) -> str:
+        """Start a node that joins by one that is there; answers its address once it serves."""
+        up = [place for other, place in self.spec.tasks().items() if self.processes[other].returncode is None]
         with self._folder() as folder:
             process = self.processes[task] = await self._spawn(*split_task(task), folder, door=up[0] if up else None)
             try:
                 async with asyncio.timeout(self._startup):
-                    address = await ready(task, process)
+                    return await ready(task, process)
             except BaseException as error:
                 del self.processes[task]
                 await to_the_end(self._end(process))
                 if isinstance(error, TimeoutError):
                     raise ResourceError(f"{task} did not come up within {self._startup:g} s") from error
                 raise
-        self._spec = self.spec.placing(task, address)
-        if self._restart:
-            self._keeping[task] = asyncio.create_task(self._keep(task))
-        return task
 
+    @brief
     async def remove(self, task: str) -> None:
         """Have a node end: it leaves as `SIGTERM` has it do, or is killed after ``grace`` seconds. `spec` forgets it.
 

@@ -102,6 +102,14 @@ def key(tmp_path: Path) -> Any:
 
 
 @pytest.mark.timeout(180)
+async def test_nodes_that_are_added_at_once_are_different_tasks() -> None:
+    async with LocalCluster(ps=1, worker=1) as cluster, asyncio.timeout(120):
+        added = await asyncio.gather(*[cluster.add("worker") for _ in range(3)])
+        assert sorted(added) == [f"/job:worker/task:{number}" for number in (1, 2, 3)]
+        assert cluster.spec.tasks().keys() == cluster.processes.keys() == {PS, WORKERS[0], *added}
+
+
+@pytest.mark.timeout(180)
 async def test_a_node_that_is_added_trains_in_the_running_iteration_and_one_that_is_removed_is_not_missed() -> None:
     graph, trainer = trainer_of((1, 3), fr.train.AllOf())
     async with LocalCluster(ps=1, worker=1) as cluster, asyncio.timeout(120):
