@@ -208,7 +208,8 @@ def normal_axes(axis: Any, rank: int) -> tuple[int, ...]:
     if len(set(out)) != len(out):
         raise SpecError(f"axis {axis} names an axis twice")
     if out and not 0 <= out[0] <= out[-1] < rank:
-        raise SpecError(f"axis {axis} is not among the {rank} axes (0 to {rank - 1}, or -{rank} to -1)")
+        there = f"among the {rank} axes (0 to {rank - 1}, or -{rank} to -1)" if rank else "there: a scalar has none"
+        raise SpecError(f"axis {axis} is not {there}")
     return tuple(out)
 
 

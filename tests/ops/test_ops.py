@@ -334,6 +334,7 @@ MISFITS: list[tuple[str, Callable[[], Any], str]] = [
     ("bool", lambda: fr.subtract(True, False), "use logical_xor"),
     ("add_n", lambda: fr.add_n([X, X[0]]), "must have the same shape"),
     ("add_n of none", lambda: fr.add_n([]), "at least one"),
+    ("axis of a scalar", lambda: fr.sum(1.0, axis=-1), "axis -1 is not there: a scalar has none"),
     ("axis", lambda: fr.sum(X, axis=2), "axis 2 is not among the 2 axes"),
     ("axis twice", lambda: fr.sum(X, axis=(0, -2)), "twice"),
     ("max of none", lambda: fr.max(X[:0], axis=0), "no entries"),
