@@ -18,7 +18,7 @@ import numpy as np
 
 from flowrt.base.collection import held_back
 from flowrt.base.errors import GraphError, user_site
-from flowrt.base.plain import default_array
+from flowrt.base.plain import as_dtype_of
 from flowrt.base.plan import Plan, resources_in
 from flowrt.base.tracebacks import brief
 from flowrt.graph import Graph, Node, Tensor, beside, name_scope
@@ -151,7 +151,7 @@ def _fitted(node: Node, position: int, gradient: Any, carried: Sequence[Tensor |
         return gradient
     gradient = as_value(gradient)
     if not isinstance(gradient, Tensor):
-        gradient = constant(default_array(gradient).astype(source.dtype))
+        gradient = constant(as_dtype_of(gradient, source.dtype))
     if gradient.dtype != source.dtype:
         raise GraphError(
             f"{_where(node)}: its gradient rule answered {gradient.spec} for input {position}, {source.spec}; "
@@ -269,7 +269,7 @@ def _weight(y: Tensor, value: Any) -> Any:
         with beside(y.op):
             return ones_like(y)
     found = as_value(value)
-    tensor = found if isinstance(found, Tensor) else constant(default_array(found).astype(y.dtype))
+    tensor = found if isinstance(found, Tensor) else constant(as_dtype_of(found, y.dtype))
     if tensor.spec.dims is None or y.spec.accepts(tensor.dtype, tensor.spec.dims):
         return tensor
     raise GraphError(f"{user_site()}: the gradient given for {y!r} is {tensor.spec}; it must be {y.spec}")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.errors import SpecError
-from flowrt.base.spec import THE_DTYPES, holds
+from flowrt.base.spec import THE_DTYPES, Spec, holds, spec_of
 
 _PYTHON = (bool, int, float)
 _EXAMPLES: dict[str, Any] = {"b": np.dtype(bool), "u": 0, "i": 0, "f": 0.0}  # of a kind of weak numbers, for NumPy
@@ -23,7 +23,32 @@ RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
 def default_array(value: Any) -> np.ndarray[Any, Any]:
-    """``value`` as an array; Python floats become float32, ints int64."""
+    """``value`` as an array; Python floats become float32, ints int64. Raises `SpecError` for a float beyond those."""
+    array = _as_written(value)
+    if _is_narrower(value, array):
+        return narrowed(array, np.dtype(np.float32), "; NumPy's numbers say what they are: np.float64(...)")
+    return array
+
+
+def default_dtype(value: Any) -> np.dtype[Any]:
+    """The dtype of `default_array`, though that may not hold all numbers: beside a wider one they are of that."""
+    array = _as_written(value)
+    return np.dtype(np.float32) if _is_narrower(value, array) else array.dtype
+
+
+def default_spec(value: Any) -> Spec:
+    """The spec of `default_array`, likewise."""
+    array = _as_written(value)
+    return Spec(np.float32, array.shape) if _is_narrower(value, array) else spec_of(array)
+
+
+def _is_narrower(value: Any, array: np.ndarray[Any, Any]) -> bool:
+    """Whether ``value``, which NumPy makes this array of, is of Python's floats alone."""
+    return array.dtype == np.float64 and not isinstance(value, (np.ndarray, np.generic)) and not _holds_numpy(value)
+
+
+def _as_written(value: Any) -> np.ndarray[Any, Any]:
+    """What NumPy makes of ``value``; raises `SpecError` for what is no tensor."""
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(unmasked(value))
     else:
@@ -31,19 +56,29 @@ def default_array(value: Any) -> np.ndarray[Any, Any]:
             array = np.asarray(value)
         except (ValueError, OverflowError) as error:
             raise SpecError(f"{shortened(value)} is not a tensor: {error}") from None
-        if array.dtype == np.float64 and not _holds_numpy(value):
-            array = array.astype(np.float32)
     if not (holds(array.dtype) or holds(array.dtype.newbyteorder("="))):
-        if array.dtype == object and _holds_none(value):
-            raise SpecError(
-                f"{shortened(value)} is not a tensor: None stands in it; where that is a size that only a step knows, "
-                "take it from fr.shape_of(x)"
-            )
-        if array.dtype == object and _is_integer(value):
-            raise SpecError(f"{shortened(value)} is not a tensor: integers have at most 64 bits")
-        fix = "; convert it with .astype" if array.dtype.kind == "f" else ""
-        raise SpecError(f"{shortened(value)} is not a tensor: its dtype would be {array.dtype}, and {THE_DTYPES}{fix}")
+        raise SpecError(f"{shortened(value)} is not a tensor: {_why_none(value, array)}")
     return array
+
+
+def _why_none(value: Any, array: np.ndarray[Any, Any]) -> str:
+    """Why there is no tensor of the array that NumPy makes of ``value``."""
+    if array.dtype == object and _holds_none(value):
+        return "None stands in it; where that is a size that only a step knows, take it from fr.shape_of(x)"
+    if array.dtype == object and _is_integer(value):
+        return "integers have at most 64 bits"
+    fix = "; convert it with .astype" if array.dtype.kind == "f" else ""
+    return f"its dtype would be {array.dtype}, and {THE_DTYPES}{fix}"
+
+
+def narrowed(array: np.ndarray[Any, Any], dtype: np.dtype[Any], fix: str = "") -> np.ndarray[Any, Any]:
+    """``array`` as a ``dtype`` of no lower kind; raises `SpecError`, with a ``fix``, for an entry that is beyond it."""
+    with np.errstate(over="ignore"):
+        found = array.astype(dtype.type)  # not the dtype: plans go by the one object that arrays share
+    beyond = np.isinf(found) & np.isfinite(array) if dtype.kind == "f" else found != array
+    if beyond.any():
+        raise SpecError(f"{array[beyond][0]} does not fit {dtype}, which holds {_range(dtype)}{fix}")
+    return found
 
 
 def unmasked(array: Any) -> Any:
@@ -97,14 +132,14 @@ def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
         elif is_weak(value):
             weak.append(value)
         else:
-            strong.append(default_array(value).dtype)
+            strong.append(default_dtype(value))
     if strong:
         return _promoted(tuple(strong), tuple(map(_kind, weak)))
     numbers = [value for value in weak if isinstance(value, _PYTHON) and not isinstance(value, np.generic)]
-    telling = [default_array(value).dtype for value in weak if not any(value is number for number in numbers)]
+    telling = [default_dtype(value) for value in weak if not any(value is number for number in numbers)]
     if telling:
         return np.result_type(*telling, *[_EXAMPLES[_kind(value)] for value in numbers])
-    found = np.result_type(*[default_array(number).dtype for number in numbers])
+    found = np.result_type(*[default_dtype(number) for number in numbers])
     return np.dtype(np.float32) if found.kind == "f" else found
 
 
@@ -122,13 +157,13 @@ def _kind(value: Any) -> str:
         return "i"
     if isinstance(value, float):
         return "f"
-    return default_array(value).dtype.kind if isinstance(value, (list, tuple)) else _number_kind(value)
+    return default_dtype(value).kind if isinstance(value, (list, tuple)) else _number_kind(value)
 
 
 def _number_kind(number: np.generic) -> str:
     kind = number.dtype.kind
     if kind not in RANKS:
-        default_array(number)  # raises
+        default_dtype(number)  # raises
     return kind
 
 
@@ -189,8 +224,10 @@ def fitting_array(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
     Floats may lose precision: a float64 array is taken for float32.
     """
-    array = default_array(value)
+    array = _as_written(value)
     out = as_dtype_of(value, dtype)
     if RANKS[array.dtype.kind] > RANKS[dtype.kind] or (dtype.kind in "iu" and not np.array_equal(out, array)):
-        raise SpecError(f"{shortened(value)}, {array.dtype}, does not fit {dtype}; convert it with .astype first")
+        raise SpecError(
+            f"{shortened(value)}, {default_dtype(value)}, does not fit {dtype}; convert it with .astype first"
+        )
     return out

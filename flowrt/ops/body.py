@@ -102,10 +102,8 @@ def as_tensor(graph: Graph, value: Any, dtype: Any = None) -> Tensor:
         if value.graph is not graph:
             raise GraphError(f"{user_site()}: {value!r} belongs to another graph")
         return value
-    array = default_array(value)
-    if dtype is not None and takes(value, dtype):
-        array = as_dtype_of(value, dtype)
-    return graph.constant(array)
+    fits = dtype is not None and takes(value, dtype)
+    return graph.constant(as_dtype_of(value, dtype) if fits else default_array(value))
 
 
 def as_body(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Tensor], keep_effects: bool = False) -> Plan:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.errors import SpecError
-from flowrt.base.plain import as_dtype_of, common_dtype, default_array, is_weak
-from flowrt.base.spec import MAX_VALUE_SIZE, Shape, Spec, replace_value, spec_of
+from flowrt.base.plain import as_dtype_of, common_dtype, default_spec, is_weak
+from flowrt.base.spec import MAX_VALUE_SIZE, Shape, Spec, replace_value
 from flowrt.op import as_value
 
 
@@ -108,7 +108,7 @@ def described(value: Any) -> Spec:
     """The spec of anything an op takes: a tensor, a variable, an array, a number."""
     found = as_value(value)
     known = getattr(found, "spec", None)
-    return known if isinstance(known, Spec) else spec_of(default_array(found))
+    return known if isinstance(known, Spec) else default_spec(found)
 
 
 def settled(*operands: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import FeedError, GraphError, user_site
-from flowrt.base.plain import RANKS, shortened, unmasked
+from flowrt.base.plain import RANKS, narrowed, shortened, unmasked
 from flowrt.base.spec import MAX_RANK, Spec, holds
 
 if TYPE_CHECKING:
@@ -61,9 +61,11 @@ def _convert(tensor: Tensor, value: Any) -> Array:
         if isinstance(value, np.ndarray):
             return _native(unmasked(value))
         natural = np.asarray(value)
+        if natural.dtype == object:  # no array comes of it
+            raise FeedError(f"{_begin(tensor)}: expected {tensor.spec}, got {shortened(value)}")
         if isinstance(value, np.generic) or not _keeps_kind(natural.dtype, tensor.dtype):
             return _native(natural)
-        return np.asarray(value, tensor.dtype.type)  # not the dtype: plans go by the one object that arrays share
+        return narrowed(natural, tensor.dtype)
     except (TypeError, ValueError, OverflowError, GraphError) as error:
         raise FeedError(f"{_begin(tensor)}: {shortened(value)} is not a value for {tensor.spec}: {error}") from error
 
@@ -87,7 +89,7 @@ def _holdable(array: Array) -> bool:
 
 def _fix(spec: Spec, array: Array) -> str:
     if array.dtype != spec.dtype:
-        return f"; convert it with .astype({spec.dtype.name!r})" if array.dtype.kind in RANKS else ""
+        return f"; convert it with .astype({spec.dtype.name!r})" if array.dtype.kind in (*RANKS, "O") else ""
     if array.ndim + 1 == len(spec.shape) and spec.accepts(array.dtype, (1, *array.shape)):
         return "; give it a first axis with value[None]"
     if spec.known and array.size == spec.size:

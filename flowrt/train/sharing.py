@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.device import Device
 from flowrt.base.errors import GraphError, Site, user_site
 from flowrt.base.partitioning import row_bounds
-from flowrt.base.plain import default_array
+from flowrt.base.plain import default_spec
 from flowrt.base.spec import Spec, as_dtype
 from flowrt.base.valueclass import valueclass
 from flowrt.graph import Scope, current_scope, scoped
@@ -137,5 +137,5 @@ def _kind(trainable: bool) -> str:
 def spec_of_initial(initial: Any, dtype: Any) -> Spec:
     """What a variable that starts from ``initial`` would be."""
     value = as_value(initial)
-    array = value if hasattr(value, "builder") else default_array(value)
-    return Spec(array.dtype if dtype is None else as_dtype(dtype), array.shape)
+    spec = value.spec if hasattr(value, "builder") else default_spec(value)
+    return Spec(spec.dtype if dtype is None else as_dtype(dtype), spec.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+from array import array
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ def model() -> Any:
         (np.ones((2, 3), np.int64), r"got int64\[2,3\]; convert it with \.astype\('float32'\)"),
         (np.ones((2, 3), complex), r"expected float32\[\?,3\], got complex128\[2, 3\]"),
         (np.float64(3), r"got float64\[\]; convert"),
+        (np.ones((2, 3), object), r"got object\[2,? ?3\]; convert it with \.astype\('float32'\)"),
+        ({"a": 1}, r"expected float32\[\?,3\], got \{'a': 1\}"),
         ([["a", "b", "c"]], r"got <U1\[1, 3\]"),
         ([[1, 2], [3]], r"\[\[1, 2\], \[3\]\] is not a value for float32\[\?,3\]"),
         (None, "got None"),
@@ -56,7 +59,19 @@ async def test_a_misshapen_or_mistyped_feed_names_feed_specs_and_fix(value: Any,
 
 @pytest.mark.parametrize(
     ("dtype", "value"),
-    [("int32", 2**40), ("int32", 1.5), ("uint8", -1), ("uint8", 256), ("bool", 1), ("int64", 2**70), ("int32", [1.0])],
+    [
+        ("int32", 2**40),
+        ("int32", 1.5),
+        ("int32", [1.0]),
+        ("int64", 2**70),
+        ("uint8", -1),
+        ("uint8", 256),
+        ("uint8", [np.int64(300)]),
+        ("uint8", array("q", [300])),
+        ("bool", 1),
+        ("float32", 1e39),
+        ("float32", [np.float64(1e39), 1]),
+    ],
 )
 async def test_plain_data_is_not_bent_into_a_dtype(dtype: str, value: Any) -> None:
     with fr.Graph() as graph:

@@ -149,6 +149,18 @@ def test_a_number_that_does_not_fit_is_refused(dtype: str, number: Any) -> None:
         fr.add(np.ones(2, dtype), number)
 
 
+def test_a_number_alone_that_is_beyond_float32_is_refused_and_beside_float64_is_what_it_is() -> None:
+    with fr.Graph():
+        for make in (fr.constant, fr.exp, fr.Variable, lambda number: fr.constant([number, 1])):
+            with pytest.raises(fr.SpecError, match=r"1e\+300 does not fit float32.*np.float64"):
+                make(1e300)
+        wide = fr.Variable(1e300, dtype="float64")
+        for beside in (wide * 2, fr.add(wide, [1e300]), fr.nn.sigmoid_cross_entropy(wide, 1e300)):
+            assert beside.dtype == "float64"
+        assert isinstance(wide.assign(1e300), fr.Operation)
+    assert fr.add(np.zeros(1), [1e300])[0] == 1e300
+
+
 def test_infinity_and_nan_fit_every_float() -> None:
     with fr.Graph():
         x = fr.placeholder("float32", (2,))

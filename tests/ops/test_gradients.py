@@ -17,6 +17,7 @@ from flowrt.ops.flow import merge, stop_gradient, switch
 from flowrt.ops.reduce import sum
 from flowrt.ops.source import constant, placeholder
 from flowrt.ops.state import Variable
+from flowrt.session.blocking import BlockingSession
 
 
 def halves(x: Spec) -> tuple[Spec, Spec]:
@@ -214,6 +215,14 @@ def test_ys_must_be_floating_tensors_of_one_graph() -> None:
             gradients(negative(x), x, [None, None])
     with Graph(), pytest.raises(GraphError, match="different graphs"):
         gradients(x, floats(3))
+
+
+def test_a_number_that_weighs_a_double_is_one() -> None:
+    with Graph() as graph:
+        x = placeholder("float64", (3,))
+        (weighed,) = gradients(negative(x), x, [[0.1, 0.2, 1e300]])
+    with BlockingSession(graph) as session:
+        assert session.run(weighed, {x: np.ones(3)}).tolist() == [-0.1, -0.2, -1e300]
 
 
 def test_a_deep_graph_is_walked_without_recursion() -> None:
