@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from math import inf, isfinite
 from numbers import Integral, Real
+from os import PathLike, fspath
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -262,6 +263,8 @@ def _source(delays: Any, replicas: int, seed: int, local: int) -> _DelaySource:
         return _Drawn(parse(delays), replicas, seed, local)
     if callable(delays):
         return _Called(delays, replicas, seed, local)
+    if isinstance(delays, PathLike):
+        raise GraphError(f"{user_site()}: simulate: a file is read by fr.delays.Trace({fspath(delays)!r})")
     if isinstance(delays, Mapping):
         raise GraphError(
             f"{user_site()}: simulate: delays by name are a cluster's; here one delay is that of all replicas: add up "

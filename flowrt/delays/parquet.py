@@ -2,14 +2,15 @@
 
 They are Parquet files; of text there are those that `flowrt.delays.written` reads.
 
-A file of flowrt's has a row for each step and replica, in any order:
+A file of flowrt's has one row for each step and replica, in any order:
 
     step      integer     the version of the variables that was computed, from any number on
     replica   integer     from 0
     seconds   float       from the version's arrival to the update's; NaN or no row where nothing is known
     censored  boolean     (may be missing) it was cut off then, and would have taken longer
 
-Statistics of a trainer add what the seconds consist of, ``input pull compute push``, and ``wait`` and ``server``.
+Statistics of a trainer add what the seconds consist of, ``input pull compute push``, and ``wait`` and ``server``. A
+file may also have a row for each step and a column for each replica, named as in text.
 
 Of a trace of operations, with columns ``step``, ``dp_rank``, ``optype``, ``start_ts`` and ``duration``, as ByteDance's
 are (Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", arXiv 2505.05713), a replica
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 OURS = ("step", "replica", "seconds")
 OPERATIONS = ("step", "dp_rank", "optype", "start_ts", "duration")
 TIMES = {"seconds", "start_ts", "duration"}
+INDEX = "__index_level_"  # begins the name of a column that pandas wrote beside the program's
 MAGIC = b"PAR1"
 COMPUTING = ("forward-compute", "backward-compute")
 
@@ -72,43 +74,63 @@ def load(path: str) -> NDArray[np.float64]:
     """
     try:
         columns = _columns(path) if _is_parquet(path) else written.columns(path, OURS, ("censored",))
+    except UnicodeDecodeError as error:
+        raise GraphError(
+            f"{user_site()}: a trace, {path}: it is neither a Parquet file nor text; what is read by other means is "
+            f"given as an array, such as Trace(numpy.load({path!r}))"
+        ) from error
     except (OSError, ValueError, NotImplementedError) as error:  # of these pyarrow's own are derived
         raise GraphError(f"{user_site()}: a trace, {path}: {error}") from error
     seconds, censored = _measured(path, columns) if "replica" in columns else _operations(path, columns)
     if (unknown := np.isnan(seconds).all(axis=0)).any() or not seconds.size:
         what = f"replica {int(np.argmax(unknown))}" if seconds.size else "any replica"
-        raise GraphError(f"{user_site()}: a trace, {path}: it has no seconds of {what}; they are numbered from 0")
+        raise GraphError(
+            f"{user_site()}: a trace, {path}: it has no seconds of {what}; they are numbered from 0, and those of whom "
+            "nothing is known are left out"
+        )
     return _completed(as_table(seconds, f"a trace, {path}", known=False), censored)
 
 
 def _is_parquet(path: str) -> bool:
     with open(path, "rb") as file:
-        return file.read(len(MAGIC)) == MAGIC or b"\0" in file.read(1 << 10)
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def _columns(path: str) -> dict[str, Any]:
     """The columns of a Parquet file that there are to be."""
     _, parquet = _pyarrow()
     with parquet.ParquetFile(path) as file:
-        wanted = _wanted(path, file.schema_arrow.names)
+        names = [name for name in file.schema_arrow.names if not name.startswith(INDEX)]
+        begin = written.first_numbered(names)
+        wanted = names if begin else _wanted(path, names)
         found = file.read(columns=wanted, use_threads=False)
     columns = {name: found[name].to_numpy() for name in wanted}
-    return columns | {name: columns[name].astype(np.float64) for name in columns.keys() & TIMES}
+    if begin:
+        table = np.stack([as_seconds(column) for column in columns.values()], axis=1)
+        return dict(zip(OURS, written.a_column_each(table, begin - 1), strict=True))
+    times = {name: as_seconds(columns[name]) for name in columns.keys() & TIMES}
+    numbers = {name: written.whole(v) for name, v in columns.items() if name not in TIMES and v.dtype.kind == "f"}
+    return columns | numbers | times
+
+
+def as_seconds(values: Any) -> NDArray[np.float64]:
+    """``values`` as floats, where what a masked array hides is not known, and times of NumPy's are seconds."""
+    if isinstance(values, np.ma.MaskedArray):
+        values = np.ma.filled(values.astype(np.float64), np.nan)
+    elif isinstance(values, np.ndarray) and values.dtype.kind == "m":
+        values = values / np.timedelta64(1, "s")
+    elif isinstance(values, np.ndarray) and values.dtype.kind in "Mc":
+        raise TypeError(f"numbers of seconds are no {values.dtype}")
+    return np.array(values, np.float64)
 
 
 def as_table(values: Any, whose: str, *, known: bool = True) -> NDArray[np.float64]:
-    """``values`` as seconds [steps, replicas]; [steps] is of one replica. Unless ``known``, NaN is legal.
-
-    What a masked array hides is not known, and times of NumPy's are seconds.
+    """`as_seconds` [steps, replicas]; [steps] is of one replica. Unless ``known``, NaN is legal.
 
     Raises `GraphError` for what is empty, no such array, negative or infinite.
     """
     try:
-        if isinstance(values, np.ma.MaskedArray):
-            values = np.ma.filled(values.astype(np.float64), np.nan)
-        elif isinstance(values, np.ndarray) and values.dtype.kind == "m":
-            values = values / np.timedelta64(1, "s")
-        table = np.array(values, np.float64)
+        table = as_seconds(values)
     except (TypeError, ValueError) as error:
         raise GraphError(f"{user_site()}: {whose}: expected seconds [steps, replicas]: {error}") from error
     if table.ndim == 1:
@@ -120,9 +142,11 @@ def as_table(values: Any, whose: str, *, known: bool = True) -> NDArray[np.float
         wrong &= ~np.isnan(table)
     if wrong.any():
         step, replica = np.argwhere(wrong)[0]
+        wrong_one = table[step, replica]
+        fix = "; what is not known is estimated in files, as fr.delays.save writes them" if np.isnan(wrong_one) else ""
         raise GraphError(
-            f"{user_site()}: {whose}: seconds are finite and 0 or more, got {table[step, replica]:g} "
-            f"in step {step} of replica {replica}"
+            f"{user_site()}: {whose}: seconds are finite and 0 or more, got {wrong_one:g} "
+            f"in step {step} of replica {replica}{fix}"
         )
     return table
 
@@ -134,8 +158,8 @@ def _wanted(path: str, names: list[str]) -> list[str]:
     if set(OPERATIONS) <= set(names):
         return list(OPERATIONS)
     raise GraphError(
-        f"{user_site()}: a trace, {path}: expected the columns {', '.join(OURS)}, or of a trace of operations "
-        f"{', '.join(OPERATIONS)}; it has {', '.join(names)}"
+        f"{user_site()}: a trace, {path}: expected the columns {', '.join(OURS)}, or one for each replica, worker0, "
+        f"worker1, …, or of a trace of operations {', '.join(OPERATIONS)}; it has {', '.join(names)}"
     )
 
 
@@ -146,6 +170,7 @@ def _measured(path: str, columns: dict[str, Any]) -> tuple[Any, Any]:
     if len(replica) and not 0 <= replica.min() <= replica.max() < len(replica):
         raise GraphError(f"{user_site()}: a trace, {path}: replicas are numbered from 0, and each has a row")
     seconds = np.full((row.max(initial=-1) + 1, replica.max(initial=-1) + 1), np.nan)
+    _check_once(path, columns["step"], replica)
     seconds[row, replica] = columns["seconds"]
     censored = np.zeros(seconds.shape, bool)
     if "censored" in columns:
@@ -170,6 +195,17 @@ def _rows(path: str, step: Any) -> Any:
     """The row of each step: steps in their order, whatever they are numbered."""
     _check_whole(path, "step", step)
     return np.unique(step, return_inverse=True)[1]
+
+
+def _check_once(path: str, step: Any, replica: Any) -> None:
+    """Raise `GraphError` where a replica has several rows of one step."""
+    rows, counts = np.unique(np.stack([step, replica]), axis=1, return_counts=True)
+    if (counts > 1).any():
+        once, whose = rows[:, counts.argmax()].tolist()
+        raise GraphError(
+            f"{user_site()}: a trace, {path}: it has several rows of step {once} and replica {whose}: add up what "
+            "belongs to one step, or give each its number"
+        )
 
 
 def _check_whole(path: str, name: str, numbers: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from flowrt.delays import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from flowrt.delays import Delay
 
@@ -298,6 +298,7 @@ def test_what_is_no_table_of_seconds_is_not_saved(tmp_path: Path) -> None:
         "step,r0,r1\n1,2,0.25\n0,0.5,1\n",
         ",0,1\n0,0.5,1\n1,2,0.25\n",  # as pandas writes an array
         "0,1\n0.5,1\n2,0.25\n",
+        "0,5;1\n2;0,25\n",  # where a comma is a point
     ],
 )
 def test_a_trace_may_be_text(tmp_path: Path, text: str) -> None:
@@ -309,9 +310,12 @@ def test_a_trace_may_be_text(tmp_path: Path, text: str) -> None:
     ("text", "message"),
     [
         ("", "it has no seconds of any replica"),
-        ("1,2\n3\n", "line 2 is 3: expected numbers"),
+        ("1,2\n3\n", "line 2 is 3: expected 2 fields, as in the first line"),
+        ("1,2,\n3,4,\n", "no seconds of replica 2; .* of whom nothing is known are left out"),
+        ("step,replica,seconds\n7,0,1\n8,1,1\n8,1,2\n", "several rows of step 8 and replica 1: add up what belongs"),
         ("1,2\n3,fast\n", "line 2 is 3,fast: expected numbers"),
         ("iteration,worker,time\n0,0,1\n", "columns step, replica, seconds, or a line for each.* is iteration, worker"),
+        ("iteration,worker0\n0,1\n", "perhaps behind one that is named step; its first line is iteration, worker0"),
         ("worker0,worker2\n1,2\n", "its first line is worker0, worker2"),
         ("worker1,worker0\n1,2\n", "its first line is worker1, worker0"),
         ("worker2,worker3\n1,2\n", "its first line is worker2, worker3"),
@@ -334,22 +338,55 @@ def test_first_lines_of_seconds_are_seconds(tmp_path: Path) -> None:
 
 
 def test_what_is_left_empty_in_text_is_not_known(tmp_path: Path) -> None:
-    (tmp_path / "trace.csv").write_text("1,2\n3,\n5,8\n")
-    np.testing.assert_array_equal(fr.delays.Trace(tmp_path / "trace.csv").seconds, [[1, 2], [3, 5], [5, 8]])
+    for text in ("1,2\n3,\n5,8\n", "1,NA\n3,2\n5,8\n", "1,NaN\n3,2\n5,8\n"):
+        (tmp_path / "trace.csv").write_text(text)
+        np.testing.assert_array_equal(np.sort(fr.delays.Trace(tmp_path / "trace.csv").seconds[:, 1]), [2, 5, 8])
+
+
+@pytest.mark.parametrize("text", ["seconds\n0.5\n2\n", ",seconds\n0,0.5\n1,2\n"])
+def test_a_single_column_may_be_named_for_what_it_holds(tmp_path: Path, text: str) -> None:
+    (tmp_path / "trace.csv").write_text(text)
+    np.testing.assert_array_equal(fr.delays.Trace(tmp_path / "trace.csv").seconds, [[0.5], [2]])
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"worker0": [0.5, 2], "worker1": [1, 0.25]},
+        {"0": [0.5, 2], "1": [1, 0.25], "__index_level_0__": [7, 8]},  # as pandas writes an array
+        {"step": [2, 1], "rank 1": [2, 0.5], "rank 2": [0.25, 1]},
+        {"step": [1.0, 1, 2, 2], "replica": [0.0, 1, 0, 1], "seconds": [0.5, 1, 2, 0.25]},  # as it does beside a NaN
+        {"step": [1, 1, 2, 2], "replica": [0, 1] * 2, "seconds": np.array([500, 1000, 2000, 250], "timedelta64[ms]")},
+    ],
+    ids=lambda columns: ",".join(columns),
+)
+def test_a_parquet_file_may_be_a_table_with_a_column_for_each_replica(tmp_path: Path, columns: dict[str, Any]) -> None:
+    path = write(tmp_path / "wide.parquet", **columns)
+    np.testing.assert_array_equal(fr.delays.Trace(path).seconds, [[0.5, 1], [2, 0.25]])
+
+
+def test_a_file_that_is_neither_text_nor_parquet_is_refused_with_the_way_around(tmp_path: Path) -> None:
+    np.save(tmp_path / "seconds.npy", np.ones((2, 2)))
+    with pytest.raises(fr.GraphError, match=r"neither a Parquet file nor text; .*Trace\(numpy.load\('.*s.npy'\)\)"):
+        fr.delays.Trace(tmp_path / "seconds.npy")
 
 
 def test_seconds_keep_what_their_array_says_of_them() -> None:
     """A mask is no number, and times have a unit."""
     times = np.array([[1500, 250]], "timedelta64[ms]")
     np.testing.assert_array_equal(fr.delays.Trace(times).seconds, [[1.5, 0.25]])
-    with pytest.raises(fr.GraphError, match="got nan in step 1 of replica 0"):
+    with pytest.raises(fr.GraphError, match="got nan in step 1 of replica 0; what is not known is estimated in files"):
         fr.delays.Trace(np.ma.masked_equal([[1.0], [2.0]], 2.0))
+    with pytest.raises(fr.GraphError, match=r"numbers of seconds are no datetime64"):
+        fr.delays.Trace(np.array(["2026-01-01"], "datetime64[s]"))
     assert fr.simulate(fr.train.AllOf(), np.float32(0.5), replicas=2, steps=4).seconds.sum() == 2
 
 
 def test_the_name_of_a_file_is_not_taken_for_a_delay() -> None:
     with pytest.raises(fr.GraphError, match=r"a file is read by fr.delays.Trace\('seen.csv'\)"):
         fr.simulate(fr.train.AllOf(), "seen.csv", replicas=2, steps=4)
+    with pytest.raises(fr.GraphError, match=r"simulate: a file is read by fr.delays.Trace\('seen.csv'\)"):
+        fr.simulate(fr.train.AllOf(), Path("seen.csv"), replicas=2, steps=4)
     with pytest.raises(fr.GraphError, match="seed is an integer from 0 up, got -1"):
         fr.simulate(fr.train.AllOf(), 0.5, replicas=2, steps=4, seed=-1)
 
