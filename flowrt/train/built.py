@@ -108,6 +108,7 @@ class Built:
         self.policy: Policy = AllOf() if policy is None else policy
         local = self.policy if isinstance(self.policy, LocalSteps) else None
         self.local_steps: int = 1 if local is None else local.k  # batches that a replica makes an update of
+        self.overlap: int = 0 if local is None else local.overlap  # of these, how many while updates travel
         self.outer: Optimizer | None = None if local is None else outer_of(local)
         self.inputs = checked_inputs(inputs)
         self.late = late
@@ -214,7 +215,7 @@ class Built:
             elif copies is None:
                 pairs = by_parts(optimizer.compute_gradients(loss, trainable))
             else:
-                local, pairs = build_local(optimizer, loss, trainable, copies, who)
+                local, pairs = build_local(optimizer, loss, trainable, copies, who, self.overlap > 0)
             parts = [self._of_server(pairs, server) for server in range(len(self._servers))]
             finite = [all_finite(part) if part and skips is None else None for part in parts]
         return Tower(replica, self.nodes[replica], inputs, loss, metrics, pairs, finite, local, skips)

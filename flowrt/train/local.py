@@ -8,6 +8,9 @@ optimiser keeps beside the copies are the replica's, too. No session initialises
 The update is, for each variable that local steps move, what it was loaded with minus what it has become: a *gradient*
 for the outer optimiser, as large as the variable, also where the steps moved only rows of it. Batch statistics that the
 model writes by itself are moved, too; the servers take the mean of them as it is.
+
+Where steps are taken while updates and versions travel, what the copies were at the end of a round is *marked*: a
+version is then *merged* with what the steps since have made of them.
 """
 
 from __future__ import annotations
@@ -42,12 +45,16 @@ class LocalTower:
     Args:
         start: What gives the inner optimiser's slots their first values.
         load: What makes the copies what the shared variables are.
+        mark: What keeps what the copies are; nothing where no steps are taken while versions travel.
+        merge: What makes the copies what the shared variables are, and by as much more as they moved since the mark.
         step: What moves the copies by the gradients of one batch.
         finite: Whether all numbers of the slots are finite (a bool scalar).
     """
 
     start: tuple[Node, ...]
     load: tuple[Node, ...]
+    mark: tuple[Node, ...]
+    merge: tuple[Node, ...]
     step: Node
     finite: Tensor
 
@@ -79,9 +86,11 @@ class LocalCopies:
 
 
 def build_local(
-    optimizer: Optimizer, loss: Tensor, trainable: Sequence[Variable], copies: LocalCopies, who: str
+    optimizer: Optimizer, loss: Tensor, trainable: Sequence[Variable], copies: LocalCopies, who: str, overlaps: bool
 ) -> tuple[LocalTower, list[tuple[Tensor, Variable]]]:
     """What a replica runs, and the (difference, shared variable) pairs that are its update.
+
+    If it ``overlaps``, it takes steps while updates and versions travel.
 
     Raises `GraphError` for a model that writes what has no mean.
     """
@@ -103,8 +112,11 @@ def build_local(
     finite = all_finite([(as_value(slot), slot) for slot in slots if slot.dtype.kind == "f"])
     load = tuple([copy.initializer for copy in copies.of.values()])
     start = tuple([slot.initializer for slot in slots])
-    _make_local(graph, [*copies.of.values(), *slots])
-    return LocalTower(start, load, step, finite), by_parts(differences)
+    marks = {copy: Variable(copy, name=f"{copy.name}/mark", trainable=False) for _, copy in moved if overlaps}
+    mark = tuple([kept.initializer for kept in marks.values()])
+    merge = tuple([_merged(shared, copy, marks.get(copy)) for shared, copy in copies.of.items() if overlaps])
+    _make_local(graph, [*copies.of.values(), *slots, *marks.values()])
+    return LocalTower(start, load, mark, merge, step, finite), by_parts(differences)
 
 
 def apply_differences(outer: Optimizer, pairs: Sequence[tuple[Any, Variable]]) -> list[Node]:
@@ -129,6 +141,13 @@ def outer_of(policy: LocalSteps) -> Optimizer:
 def _difference(shared: Variable, copy: Variable) -> Tensor:
     made: Tensor = subtract(as_value(shared), as_value(copy), name=f"difference/{shared.name}")
     return made
+
+
+def _merged(shared: Variable, copy: Variable, mark: Variable | None) -> Node:
+    """What makes ``copy`` what is shared, and by as much more as it moved since the ``mark``; of others, no more."""
+    if mark is None:
+        return copy.initializer
+    return copy.assign_add(subtract(as_value(shared), as_value(mark)), name=f"merge/{shared.name}")
 
 
 def _make_local(graph: Graph, variables: Sequence[Variable]) -> None:

@@ -63,6 +63,7 @@ class _Tower:
     load: int = -1
     loaded: tuple[str, ...] = ()  # the names of what that is fed
     differ: int = -1
+    merge: int = -1
 
 
 class ProgramParts:
@@ -306,14 +307,18 @@ class ProgramParts:
         """A tower with the plans around its local steps."""
         reads, task = list(tower.reads.values()), tower.home
         load = self._compile([], local.load, reads, ends=Ends.USED)
-        differ = self._compile([*_update(tower.built), local.finite], [], reads, ends=Ends.FETCHED)
-        start = self._compile([], local.start, [], ends=Ends.USED) if local.start else None
+        differ = self._compile([*_update(tower.built), local.finite], local.mark, reads, ends=Ends.FETCHED)
+        start, merge = (
+            self._compile([], nodes, fed, ends=Ends.USED) if nodes else None
+            for nodes, fed in ((local.start, ()), (local.merge, reads))
+        )
         return replace(
             tower,
             start=-1 if start is None else await self._install(start, task),
             load=await self._install(load, task),
             loaded=tuple([feed.name for feed in load.plans[task].feeds]),
             differ=await self._install(differ, task),
+            merge=-1 if merge is None else await self._install(merge, task),
         )
 
     def _begin_replica(self, run: _Servers, made: _Tower) -> Callable[..., BeginReplica]:
@@ -370,6 +375,8 @@ class ProgramParts:
             "loaded": tuple([told[name] for name in made.loaded]),
             "differ": made.differ,
             "differed": tuple(told.values()),
+            "overlap": self._trainer.overlap,
+            "merge": made.merge,
         }
 
     def _measured(self, run: _Servers, tower: Tower) -> tuple[tuple[bool, ...], ...]:

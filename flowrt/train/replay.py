@@ -16,7 +16,7 @@ from flowrt.sched.policies import Policy, recorded
 from flowrt.sched.versions.retelling import Retelling
 from flowrt.train.accounts import setup_of
 from flowrt.train.batches import Batches, Identities, Supply
-from flowrt.train.steps import BEYOND, Steps
+from flowrt.train.steps import Steps
 
 if TYPE_CHECKING:
     from flowrt.ledger import Ledger, Version
@@ -58,7 +58,7 @@ class Replay(Steps):
     def _supply_of(
         self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner
     ) -> Supply:
-        trainer, depth = self._trainer, self._each + BEYOND
+        trainer, depth = self._trainer, self._depth
         if isinstance(batches, Source):
             return Identities(batches.total, trainer.replicas, depth, self._give)
         inputs = [tower.inputs for tower in trainer.towers]
@@ -69,7 +69,7 @@ class Replay(Steps):
         trainer = self._trainer
         width = -(-trainer.replicas // 8)
         versions = _from(self._retold, version)[: SETS_BYTES // width]
-        self._supply.handing = Retelling(trainer.replicas, self._each + BEYOND, [each.kept for each in versions])
+        self._supply.handing = Retelling(trainer.replicas, self._depth, [each.kept for each in versions])
         return recorded(trainer.policy, [each.kept for each in versions], trainer.replicas)
 
     async def _go_on_after(self, error: FlowrtError) -> None:

@@ -212,10 +212,15 @@ class Steps:
             terms = terms._replace(first=max(terms.first, self._ledger.first), returned=unused)
         return DetachedRun(self._trainer, self._session, self._supply, missed, self._reads, servers, terms)
 
+    @property
+    def _depth(self) -> int:
+        """How many batches of a replica are held for it at most."""
+        return (1 + self._ahead) * self._each + self._trainer.overlap + BEYOND
+
     def _supply_of(
         self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner
     ) -> Supply:
-        trainer, depth = self._trainer, (1 + self._ahead) * self._each + BEYOND
+        trainer, depth = self._trainer, self._depth
         if self._detached:
             from flowrt.train.detached import ServersSupply, terms_of
 

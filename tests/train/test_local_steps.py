@@ -45,20 +45,28 @@ async def trained(trainer: Any, graph: fr.Graph, given: Any) -> tuple[list[fr.tr
 
 
 class DiLoCo:
-    """Algorithm 1 of the paper on the linear model: momentum inside, Nesterov's outside, weights by samples."""
+    """Algorithm 1 of the paper on the linear model: momentum inside, Nesterov's outside, weights by samples.
 
-    def __init__(self, replicas: int, outer: tuple[float, float] = (0.7, 0.9)) -> None:
+    With an ``overlap`` so many steps of a round go on from where the one before ended, before they are moved to theta.
+    """
+
+    def __init__(self, replicas: int, outer: tuple[float, float] = (0.7, 0.9), overlap: int = 0) -> None:
         self.rate, self.momentum = outer
+        self.overlap = overlap
+        self.ended: list[list[Array]] = []  # where each replica did
         self.theta = [np.zeros((3, 1)), np.zeros(1)]
         self.outer = [np.zeros((3, 1)), np.zeros(1)]
         self.inner = [[np.zeros((3, 1)), np.zeros(1)] for _ in range(replicas)]
 
     def round(self, given: Sequence[Sequence[Batch]], kept: Sequence[int] | None = None) -> float:
         """One round, each replica with its batches; the mean loss."""
-        differences, losses, samples = [], [], []
+        differences, losses, samples, ended = [], [], [], []
         for replica, mine in enumerate(given):
-            local = [value.copy() for value in self.theta]
-            for batch in mine:
+            begun = self.ended[replica] if self.overlap and self.ended else self.theta
+            local = [value.copy() for value in begun]
+            for step, batch in enumerate(mine):
+                if step == self.overlap:
+                    local = [here + new - old for here, new, old in zip(local, self.theta, begun, strict=True)]
                 error = batch["x"] @ local[0] + local[1] - batch["y"]
                 losses.append((error**2).mean())
                 gradients = [2 * batch["x"].T @ error / len(error), 2 * error.mean(0)]
@@ -66,7 +74,9 @@ class DiLoCo:
                     self.inner[replica][i] = MOMENTUM * self.inner[replica][i] + gradient
                     local[i] = local[i] - RATE * self.inner[replica][i]
             differences.append([begun - made for begun, made in zip(self.theta, local, strict=True)])
+            ended.append(local)
             samples.append(sum(len(batch["x"]) for batch in mine))
+        self.ended = ended
         for i in range(2):
             mean = sum(n * d[i] for n, d in zip(samples, differences, strict=True)) / sum(samples)
             self.outer[i] = self.momentum * self.outer[i] + mean
@@ -84,11 +94,13 @@ def rounds(given: Sequence[Batch], replicas: int, k: int) -> Iterator[list[Seque
 # ── what it computes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("replicas", "k", "servers"), [(2, 1, 1), (2, 4, 2), (3, 3, 1)])
-async def test_it_is_diloco(replicas: int, k: int, servers: int) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "k", "servers", "overlap"), [(2, 1, 1, 0), (2, 4, 2, 0), (3, 3, 1, 0), (2, 4, 2, 1), (3, 3, 1, 2)]
+)
+async def test_it_is_diloco(replicas: int, k: int, servers: int, overlap: int) -> None:
     with fr.Graph() as graph:
-        trainer = trainer_of(fr.train.LocalSteps(k), replicas, servers=servers)
-    given, expected = batches(replicas * k * 6), DiLoCo(replicas)
+        trainer = trainer_of(fr.train.LocalSteps(k, overlap=overlap), replicas, servers=servers)
+    given, expected = batches(replicas * k * 6), DiLoCo(replicas, overlap=overlap)
     reports, got = await trained(trainer, graph, given)
     losses = [expected.round(each) for each in rounds(given, replicas, k)]
     assert [report.step for report in reports] == [1, 2, 3, 4, 5, 6]
@@ -175,18 +187,21 @@ def with_running_mean(inputs: dict[str, fr.Tensor]) -> Any:
         return fr.mean(fr.square(inputs["x"] @ w - inputs["y"]))
 
 
-async def test_statistics_that_the_model_writes_become_the_mean_of_the_replicas() -> None:
+@pytest.mark.parametrize("overlap", [0, 1])
+async def test_statistics_that_the_model_writes_become_the_mean_of_the_replicas(overlap: int) -> None:
     with fr.Graph() as graph:
-        trainer = trainer_of(fr.train.LocalSteps(3), 2, fn=with_running_mean)
+        trainer = trainer_of(fr.train.LocalSteps(3, overlap=overlap), 2, fn=with_running_mean)
     given = batches(2 * 3 * 2)
     _, (_, mean) = await trained(trainer, graph, given)
-    expected = 0.0
+    expected, made = 0.0, [0.0, 0.0]
     for each in rounds(given, 2, 3):
-        made = [expected] * 2
+        begun = list(made) if overlap else [expected] * 2
+        made = list(begun)
         for replica, mine in enumerate(each):
-            for batch in mine:
+            for step, batch in enumerate(mine):
+                made[replica] += (expected - begun[replica]) * (step == overlap)
                 made[replica] = made[replica] * 0.5 + batch["x"].mean()
-        expected = np.mean(made)
+        expected = float(np.mean(made))
     assert mean == pytest.approx(expected, rel=1e-5)
 
 

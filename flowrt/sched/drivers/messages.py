@@ -96,13 +96,11 @@ class BeginReplica:
         finite: For each server, which of the other fetches say whether all numbers of those are finite.
         steps: How many batches make one of those that are counted and booked: see `local.Rounds`. Where these are used
             one by one, in local steps, ``plan`` is what one of them runs, its fetches being the told values.
-        start: The plan that gives what local steps keep from version to version its first values; -1 where that is
-            nothing.
-        load: The plan that begins local steps at a version; -1 where there are none.
-        loaded: What that plan is fed: as ``feeds``.
-        differ: The plan that ends local steps. Its fetches are those that ``parts`` and ``finite`` are of, then whether
-            what is kept is finite.
-        differed: What that plan is fed: as ``feeds``.
+        start: The plan that gives what local steps keep from version to version its first values, or -1.
+        load: The plan that begins local steps at a version, or -1; it is fed what ``loaded`` says, as ``feeds`` does.
+        differ: The plan that ends local steps, fed as ``differed`` says. Its fetches are those that ``parts`` and
+            ``finite`` are of, then whether what is kept is finite.
+        overlap: Local steps taken for a version before it is there; then ``merge`` is run in place of ``load``.
         incarnation: How often the replica was lost, and is begun again.
         given: How many of the counted batches the one before it may have had: it is given those after them.
         measured: For each server, of each of its parts that count whether it is of rows, where squares are measured.
@@ -134,6 +132,8 @@ class BeginReplica:
     loaded: tuple[tuple[int, int], ...] = ()
     differ: int = -1
     differed: tuple[tuple[int, int], ...] = ()
+    overlap: int = 0
+    merge: int = -1
     incarnation: int = 0
     given: int = 0
     measured: tuple[tuple[bool, ...], ...] = ()

@@ -37,15 +37,21 @@ class LocalSteps(Policy):
     Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv 2311.08105 (there
     AdamW inside, Nesterov momentum 0.9 and rate 0.7 outside, k = 500). Quorum, grace window and weights are those of
     Douillard et al., "Decoupled DiLoCo for Resilient Distributed Pre-training", arXiv 2604.21428, which also sends the
-    variables in fragments while the steps go on; here a replica waits for the next version.
+    variables in fragments while the steps go on; here they travel whole. That steps overlap with that is of Wang et
+    al., "Overlap Local-SGD", arXiv 2002.09539, and of Douillard et al., "Streaming DiLoCo", arXiv 2501.18512.
 
     Args:
-        k: Steps, and batches, of each replica and version. A replica has ``k`` + 2 batches in memory.
+        k: Steps, and batches, of each replica and version. A replica has ``k`` + ``overlap`` + 2 batches in memory.
         policy: Whose updates make a version; one that counts no stale updates.
         outer: The outer optimiser; by default ``fr.optim.Momentum(0.7, 0.9, nesterov=True)``, which in the end moves
             seven times as far as the replicas did: with a handful of local steps ``fr.optim.SGD(1.0)``, which moves to
             where they are on average, is safer.
         grace: For how many seconds others' updates are still waited for, and kept, once ``policy`` has enough.
+        overlap: How many of the ``k`` steps a replica takes before it has the version that they belong to: while its
+            update and that version travel. They go on from where it has come to; then its copies become what the
+            version is, and by as much more as these steps moved them. They are always so many, however soon it comes,
+            so results are the same bits. As many as take the time of an exchange hide it; as they are taken at values
+            one version old, they should be few of ``k``. It costs another copy of the variables. With 0 replicas wait.
 
     Raises `GraphError` for other values. With ``k`` = 1, ``fr.optim.SGD(1.0)`` as ``outer``, SGD inside and batches of
     one size, it is ``policy`` by itself.
@@ -55,6 +61,7 @@ class LocalSteps(Policy):
     policy: Policy = AllOf()
     outer: Any = field(default=None, metadata={"travels": False})
     grace: float = 0.0
+    overlap: int = 0
 
     def __post_init__(self) -> None:
         made = f"{user_site()}: LocalSteps({self.k!r})"
@@ -69,6 +76,8 @@ class LocalSteps(Policy):
             )
         if isinstance(self.grace, bool) or not isinstance(self.grace, (int, float)) or not 0 <= self.grace < inf:
             raise GraphError(f"{made}: grace is a finite number of seconds, 0 or more, not {self.grace!r}")
+        if isinstance(self.overlap, bool) or not isinstance(self.overlap, int) or not 0 <= self.overlap < self.k:
+            raise GraphError(f"{made}: overlap is a number of steps, 0 or more and fewer than k, not {self.overlap!r}")
 
     @property
     def measures(self) -> bool:

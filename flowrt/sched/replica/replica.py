@@ -7,7 +7,8 @@ for one is used at once and announced, and is booked by that. Rows that it takes
 updates count is nothing to it.
 
 Where it takes local steps, what is booked is a group of as many batches. It begins with the first of them, uses each as
-it comes, and announces the group once it is whole.
+it comes, and announces the group once it is whole. Steps that it takes ahead of a version, once it has posted an
+update, are not cut off: what is said of it is that it waits for the version.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ class Replica:
             self._pass_over(server)
         if self.task is None:
             self._go_on()
-        elif self._on < self._since or version - self._on > self.role.staleness:
+        elif self._done < self._on and (self._on < self._since or version - self._on > self.role.staleness):
             if self.role.staleness or not self.watch.spares():
                 self.task.cancel()
             for other in range(len(self._at)) if self.role.staleness else (server,):
@@ -298,6 +299,7 @@ class Replica:
             self._fail(version, error)
         else:
             self._finish(version, fetches, samples)
+            await rounds.run_ahead(version + 1, first + self.role.steps, self._there)
 
     async def _coming(self, number: int) -> Sequence[Any]:
         """A batch, once it is there."""
@@ -310,6 +312,15 @@ class Replica:
         if self._reader is not None:
             self._reader.use(number)
         return _read(self._batches[number])
+
+    def _there(self, number: int) -> Sequence[Any] | None:
+        """A batch, if it is there and could be read."""
+        batch = self._batches.get(number)
+        if batch is None or isinstance(batch, Unread):
+            return None
+        if self._reader is not None:
+            self._reader.use(number)
+        return batch
 
     def _compute(self, version: int, batch: Sequence[Any] | Unread) -> None:
         role = self.role

@@ -306,7 +306,7 @@ class Iterations:
         tower, load, differ = Closed(plans(asked.plan), asked.seed, whose), closed(asked.load), closed(asked.differ)
         rounds = None
         if load is not None and differ is not None:
-            rounds = Rounds(asked, tower, closed(asked.start), load, differ, way)
+            rounds = Rounds(asked, tower, closed(asked.start), load, differ, closed(asked.merge), way)
         replica = Replica(asked, tower, closed(asked.ask), way, rounds)
         self._replicas[asked.run, asked.replica] = replica
         replica.start()

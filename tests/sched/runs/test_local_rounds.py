@@ -26,12 +26,20 @@ K = 4
 
 
 class LocalWorld(World):
-    """A `World` in which a replica's local steps take 1/K from its copy of the variable: `K` of them make an update."""
+    """A `World` in which a replica's local steps take 1/K from its copy of the variable: `K` of them make an update.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    With an ``overlap`` so many of them are taken before their version is there.
+    """
+
+    def __init__(self, *args: Any, overlap: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.overlap = overlap
         replicas, servers = len(self.workers), len(self.servers)
         self.copies = [0.0] * replicas
+        self.marks = [0.0] * replicas
+        self.taken: list[list[int]] = [[] for _ in range(replicas)]  # the batches by which a copy has moved
+        self.updates: dict[tuple[int, int], list[int]] = {}  # by replica and version, those of the last update
+        self.merges: list[tuple[int, int, int]] = []  # (replica, version, steps that were taken before it)
         self.steps = [FakePlan([NUMBER], self._step(r)) for r in range(replicas)]
         self.numbers: list[tuple[int, int]] = []  # (replica, number that random ops draw by) of each local step
         self.plans = [
@@ -39,6 +47,7 @@ class LocalWorld(World):
             *(FakePlan([NUMBER] * servers, self._load(r)) for r in range(replicas)),
             *(FakePlan([NUMBER] * servers, self._differ(r)) for r in range(replicas)),
             *(FakePlan([], self._start(r)) for r in range(replicas)),
+            *(FakePlan([NUMBER] * servers, self._merge(r)) for r in range(replicas)),
         ]
         self.starts: list[tuple[int, int]] = []  # (replica, number) of each time that what is kept had first values
         self.kept_is_finite = True
@@ -53,7 +62,16 @@ class LocalWorld(World):
     def _load(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
         def compute(values: list[Any], number: int) -> list[Any]:
             assert all(value == -(number // K) for value in values), f"version {number // K} of {values}"
-            self.copies[replica] = float(values[0])
+            self.copies[replica], self.taken[replica] = float(values[0]), []
+            return []
+
+        return compute
+
+    def _merge(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
+        def compute(values: list[Any], number: int) -> list[Any]:
+            assert all(value == -(number // K) for value in values), f"version {number // K} of {values}"
+            self.copies[replica] += float(values[0]) - self.marks[replica]
+            self.merges.append((replica, number // K, len(self.taken[replica])))
             return []
 
         return compute
@@ -61,6 +79,7 @@ class LocalWorld(World):
     def _step(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
         def compute(feeds: list[Any], number: int) -> list[Any]:
             self.copies[replica] -= 1 / K
+            self.taken[replica].append(int(feeds[0]))
             self.used.append((replica, number // K, int(feeds[0])))
             self.numbers.append((replica, number))
             return [np.array(float(feeds[0]))]
@@ -70,6 +89,8 @@ class LocalWorld(World):
     def _differ(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
         def compute(values: list[Any], number: int) -> list[Any]:
             finite = [np.array(True)] * len(values)  # each server's part
+            self.updates[replica, number // K], self.taken[replica] = self.taken[replica], []
+            self.marks[replica] = self.copies[replica]
             return [*(value - self.copies[replica] for value in values), *finite, np.array(self.kept_is_finite)]
 
         return compute
@@ -94,6 +115,8 @@ class LocalWorld(World):
             differ=2 * replicas + number,
             differed=told,
             start=3 * replicas + number,
+            overlap=self.overlap,
+            merge=4 * replicas + number if self.overlap else -1,
         )
         await node.answer(role, "epoch", self.plans.__getitem__)  # type: ignore[arg-type]
 
@@ -189,13 +212,84 @@ async def test_a_run_ends_with_the_last_whole_round() -> None:
         assert made.state() == [(-2, 2)]
 
 
+async def test_steps_of_the_next_round_are_taken_while_an_update_and_its_version_travel() -> None:
+    async with world(2, overlap=2) as made:
+        made.give(0, *range(1, 8))
+        made.give(1, 1, 2, 3, 4, 5)
+        await made.go_on()  # no version is made before it is allowed
+        assert [used for used in made.used if used[0] == 0] == [
+            *((0, 0, i) for i in range(1, 5)),
+            *((0, 1, i) for i in range(5, 7)),
+        ]
+        assert [used for used in made.used if used[0] == 1][4:] == [(1, 1, 5)]
+        made.allow(9)
+        await made.go_on()
+        assert made.merges == [(0, 1, 2)]
+        assert made.used[-1] == (0, 1, 7)
+        made.give(1, 6)  # only now, and yet it is taken before the version is merged
+        await made.go_on()
+        assert made.merges == [(0, 1, 2), (1, 1, 2)]
+        made.give(0, 8)
+        made.give(1, 7, 8)
+        await made.go_on()
+        assert made.state() == [(-2, 2)]
+        assert made.updates == {(r, v): list(range(v * K + 1, v * K + K + 1)) for r in range(2) for v in range(2)}
+
+
+async def test_steps_ahead_are_not_cut_off_by_the_version_that_they_are_of() -> None:
+    async with world(1, overlap=2) as made:
+        differ = made.plans[2]
+        differ.slow = True
+        made.give(0, *range(1, 9))
+        made.allow(9)
+        await made.go_on()
+        made.steps[0].slow = True
+        differ.go.set()
+        await made.go_on()
+        assert made.state() == [(-1, 1)]  # of which it is told while it takes the first step after it
+        made.steps[0].go.set()
+        await made.go_on()
+        assert made.merges == [(0, 1, 2)]
+        assert made.state() == [(-2, 2)]
+        assert made.updates[0, 1] == [5, 6, 7, 8]
+
+
+async def test_nothing_is_taken_ahead_of_what_is_not_finite_and_the_next_version_is_loaded() -> None:
+    async with world(1, overlap=2) as made:
+        made.kept_is_finite = False
+        made.give(0, *range(1, 9))
+        await made.go_on()
+        assert made.taken == [[]]
+        made.allow(9)
+        await made.go_on()
+        assert made.state() == [(-2, 2)]
+        assert not made.merges
+
+
+async def test_a_round_after_one_that_was_cut_off_begins_with_its_version_alone() -> None:
+    async with world(2, take=1, overlap=2) as made:
+        made.allow(1)
+        made.give(1, 1, 2)
+        made.give(0, 1, 2, 3, 4)
+        await made.go_on()
+        made.allow(2)
+        made.give(1, 3, 4)
+        await made.go_on()
+        assert made.state() == [(-2, 2)]
+        assert made.updates[1, 1] == [1, 2, 3, 4]
+        assert not made.merges
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
 @pytest.mark.parametrize("seed", range(30))
-async def test_whatever_is_lost_or_reordered_every_round_that_counts_is_whole_and_used_once(seed: int) -> None:
+async def test_whatever_is_lost_or_reordered_every_round_that_counts_is_whole_and_used_once(
+    seed: int, overlap: int
+) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     replicas, servers = rng.randint(1, 3), rng.randint(1, 2)
     given, allowed = [0] * replicas, 0
-    async with world(replicas, servers, take=rng.randint(1, replicas)) as made:
+    async with world(replicas, servers, take=rng.randint(1, replicas), overlap=overlap) as made:
         for _ in range(1500):
             ways = [way for way, left in made.ways.items() if left]
             replica, chance = rng.randrange(replicas), rng.random()
@@ -229,9 +323,8 @@ async def test_whatever_is_lost_or_reordered_every_round_that_counts_is_whole_an
         assert len(spent) == len(set(spent))
         for version, each in enumerate(receipts(made)):
             for replica, group, outcome in each:
-                used = [batch for r, v, batch in made.used if (r, v) == (replica, version)]
                 if outcome is Outcome.KEPT:
-                    assert used == list(range((group - 1) * K + 1, group * K + 1))
+                    assert made.updates[replica, version] == list(range((group - 1) * K + 1, group * K + 1))
 
 
 def test_a_stopwatch_adds_up_what_local_steps_wait_for_and_compute() -> None:

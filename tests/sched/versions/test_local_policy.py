@@ -86,8 +86,8 @@ def test_a_policy_inside_that_learns_goes_on_learning() -> None:
 
 
 def test_it_travels_without_the_outer_optimiser_which_only_the_client_needs() -> None:
-    policy = LocalSteps(4, FirstOf(2), outer=fr.optim.SGD(1.0), grace=0.5)
-    assert policy_from_data(policy_to_data(policy)) == LocalSteps(4, FirstOf(2), grace=0.5)
+    policy = LocalSteps(4, FirstOf(2), outer=fr.optim.SGD(1.0), grace=0.5, overlap=1)
+    assert policy_from_data(policy_to_data(policy)) == LocalSteps(4, FirstOf(2), grace=0.5, overlap=1)
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     *(({"k": 2, "policy": p}, "whose updates make a version") for p in (AllOf, 3, LocalSteps(2))),
     ({"k": 2, "policy": Stale()}, "counts updates of older versions.*AllOf"),
     *(({"k": 2, "grace": grace}, "grace is a finite number of seconds") for grace in (-1.0, nan, inf, "1", True)),
+    *(
+        ({"k": 2, "overlap": steps}, "overlap is a number of steps, 0 or more and fewer")
+        for steps in (-1, 2, 0.5, True)
+    ),
 ]
 
 
