@@ -51,12 +51,11 @@ class Ahead:
         self._driver = driver
         self._off: set[int] = set()
         self._announced: set[int] = set()
-        self._expected: dict[int, int] = {}  # unit → the credit it has, until its values are there
+        self._expected: dict[int, int] = {}  # unit → the credit it has, taken or granted, until its values are there
         self._held: dict[int, int] = {}  # value instance → the credit it has
         self._called: dict[int, Callable[[], None]] = {}  # goals that are sure, and what withdraws the call
         self._called_for: set[int] = set()  # goals
         self._wants: dict[int, Want] = {}
-        self._granted: set[int] = set()
 
     def may_start(self, unit: int) -> bool:
         """Whether a unit may be carried out now; one that may not is put off, and carried out when told to."""
@@ -64,9 +63,7 @@ class Ahead:
         if goals is None or unit in self._expected:
             return True
         nbytes = self._size(unit)
-        if not self._granted.isdisjoint(goals):
-            self._credit.hold(nbytes)
-        elif not self._credit.try_hold(nbytes):
+        if not self._credit.try_hold(nbytes):
             self._off.add(unit)
             self._look(goals)
             for goal in self._called_for.intersection(goals):
@@ -155,7 +152,6 @@ class Ahead:
         self._wants[goal.unit] = self._credit.want(_way(goal), self._key, sum(lacks.values()), granted)
 
     def _grant(self, goal: Goal, lacks: dict[int, int]) -> None:
-        self._granted.add(goal.unit)
         for unit, nbytes in lacks.items():
             if unit in self._expected or self._driver.is_over(unit):
                 self._credit.hold(-nbytes)
