@@ -209,6 +209,8 @@ PURE = [
     "net/door/failures",
     "net/wire/brief",
     "net/wire/briefly",
+    "net/wire/steps",
+    "net/master/closing",
     "delays",
     "data",
 ]

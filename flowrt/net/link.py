@@ -32,8 +32,6 @@ from flowrt.base.errors import (
     name_error,
 )
 from flowrt.base.valueclass import valueclass
-from flowrt.net.wire import briefly
-from flowrt.net.wire.brief import Brief
 from flowrt.net.wire.frames import NoRoom
 from flowrt.net.wire.messages import (
     Announce,
@@ -42,13 +40,14 @@ from flowrt.net.wire.messages import (
     Forget,
     Grant,
     Pull,
-    Push,
     TooLarge,
     Value,
     from_data,
     is_posted,
     to_data,
+    to_frame,
 )
+from flowrt.net.wire.steps import Push, make_push
 from flowrt.sched.host.credit import way_to
 from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey, Waiter
 
@@ -178,11 +177,7 @@ class TensorLink:
         if self._ending is not None:
             return False
         try:
-            framed = briefly.write(message)
-            if framed is None:
-                self._connection.post(to_data(message))
-            else:
-                self._connection.post_frame(framed)
+            self._connection.post_frame(to_frame(message))
         except (RemoteError, ClosedError):
             return False
         return True
@@ -199,7 +194,7 @@ class TensorLink:
         if isinstance(value, Dead):
             self.post(Push(*key, edge, None))
         elif value.nbytes <= SMALL:
-            self.post(Push(*key, edge, value))
+            self.post(make_push(*key, edge, value))
         else:
             self.post(Announce(*key, edge, value.nbytes))
             return False
@@ -254,9 +249,6 @@ class TensorLink:
             _log.info("%s", self._ending)
 
     def _hear(self, data: Any) -> None:
-        if type(data) is Brief:
-            self._store.posted(self.peer, briefly.read(data))
-            return
         message = from_data(data)
         if is_posted(message):
             self._store.posted(self.peer, message)

@@ -402,9 +402,13 @@ class StepRun:
                 self._ahead.freed(instance)
         self.ready.extend(said.launch)
 
+    def fetched(self) -> list[Array | Dead]:
+        """The fetched values, as they are."""
+        return [self.values.get(instance, DEAD) for instance in self.executor.wiring.fetches]
+
     def fetches(self) -> list[Array]:
         """The fetched values, none of them anyone else's memory."""
-        arrays = [self.values.get(instance, DEAD) for instance in self.executor.wiring.fetches]
+        arrays = self.fetched()
         for value, array in zip(self.executor.plan.fetches, arrays, strict=True):
             if isinstance(array, Dead):
                 raise DeadTensorError(self._why_dead(value))

@@ -16,7 +16,8 @@ from flowrt.base.errors import BrokenStream
 from flowrt.net.wire import brief, briefly
 from flowrt.net.wire.brief import BEGINS
 from flowrt.net.wire.frames import WINDOW, FrameReader, NoRoom, allocate_array, frame
-from flowrt.net.wire.messages import from_data, to_data
+from flowrt.net.wire.messages import from_data, to_data, to_frame
+from flowrt.net.wire.steps import Done, Push, Start
 from flowrt.sched.drivers.messages import Allow, Batch, NewVersion, Report, Seen, Update
 
 RUN = (1 << 62) - 5
@@ -63,13 +64,31 @@ BATCHES = {
     "without values": Batch(RUN, 3, 9, (), ((), ())),
     "large": Batch(RUN, 3, 9, (np.arange(100_000, dtype=np.float32),)),
 }
-MESSAGES: dict[str, Update | NewVersion | Report | Allow | Batch] = {
+STARTS = {
+    "of nothing": Start(7, 0, RUN, ()),
+    "fed": Start(7, 3, 0, (SMALL, np.full((), 2, np.int32))),
+    "fed by edges": Start(7, 3, 0, (SMALL,), (4, 1 << 40), (np.arange(3), SMALL > 2)),
+}
+ENDS = {
+    "of nothing": Done(7),
+    "with values": Done(7, (SMALL, np.full((), 2, np.int32))),
+}
+PUSHES = {
+    "a value": Push("f" * 32, 7, 3, SMALL),
+    "of a named epoch": Push("époque", 7, 3, np.arange(0)),
+}
+MESSAGES: dict[str, Update | NewVersion | Report | Allow | Batch | Start | Done | Push] = {
     **{f"an update: {name}": update for name, update in UPDATES.items()},
     **{f"a version: {name}": version for name, version in VERSIONS.items()},
     **{f"a report: {name}": report for name, report in REPORTS.items()},
     **{f"a permission: {name}": allow for name, allow in ALLOWS.items()},
     **{f"batches: {name}": batch for name, batch in BATCHES.items()},
+    **{f"a start: {name}": start for name, start in STARTS.items()},
+    **{f"an end: {name}": done for name, done in ENDS.items()},
+    **{f"a value: {name}": push for name, push in PUSHES.items()},
 }
+
+NUMBERS: dict[Any, slice] = {Report: slice(1, 3), Done: slice(1, 2), Push: slice(2, 4)}  # where others have three
 
 
 def read(pieces: Sequence[bytes], limits: Limits = FRAME, allocate: Any = allocate_array) -> list[Any]:
@@ -173,6 +192,31 @@ def test_what_has_no_place_in_the_layout_is_left_to_others() -> None:
     assert briefly.write(Report(RUN, 7, RECEIPTS, (0.5,), 0.25, identities=((3,), (4,)))) is None
     assert briefly.write(Allow(RUN, 8, 7, (1,) * 100)) is None
     assert briefly.write(Batch(RUN, 3, 9, (SMALL,), ((SMALL, SMALL),))) is None
+    others = [
+        Start(1 << 63, 0, 0, ()),
+        Start(7, 0, 0, (), tuple(range(100)), (SMALL,) * 100),
+        Done(7, (SMALL, None)),
+        Done(7, error="ValueError", text="why"),
+        Push("e", 7, 3, None),
+    ]
+    for message in others:
+        assert briefly.write(message) is None
+        (came,) = read([b"".join(to_frame(message))])
+        assert same(fields(came), fields(message))
+
+
+@pytest.mark.parametrize("arrays", [(), (SMALL,), (SMALL,) * 3])
+def test_what_does_not_come_with_the_arrays_that_it_tells_of_breaks_the_stream(arrays: tuple[Any, ...]) -> None:
+    for message in (STARTS["fed by edges"], PUSHES["a value"]):
+        (came,) = [brief.decode_whole(memoryview(whole := written(message)), 0, len(whole), allocate_array)]
+        assert came is not None
+        assert came[0] is not None
+        if isinstance(message, Start) and len(arrays) >= len(message.edges):
+            continue  # others would be its feeds
+        if isinstance(message, Push) and len(arrays) == 1:
+            continue
+        with pytest.raises(BrokenStream):
+            briefly.read(came[0]._replace(arrays=arrays))
 
 
 def test_what_several_are_told_is_written_as_it_was_when_the_first_was_told() -> None:
@@ -295,8 +339,8 @@ def test_bytes_that_are_not_what_was_sent_make_a_message_or_break_the_stream(nam
             reader.buffer_updated(len(bad))
             for data in came:
                 made = from_data(data)
-                assert isinstance(made, Update | NewVersion | Report | Allow | Batch)
-                numbers = fields(made)[1 : 3 if isinstance(made, Report) else 4]
+                assert isinstance(made, Update | NewVersion | Report | Allow | Batch | Start | Done | Push)
+                numbers = fields(made)[NUMBERS.get(type(made), slice(1, 4))]
                 assert same(numbers, tuple(map(int, numbers)))
         except BrokenStream:
             continue

@@ -19,11 +19,12 @@ from flowrt.base.errors import (
     name_error,
 )
 from flowrt.net.wire.frames import NoRoom
-from flowrt.net.wire.messages import Start, Value, from_data, root_error, to_data
+from flowrt.net.wire.messages import Value, from_data, root_error, to_data
+from flowrt.net.wire.steps import Start
 
 
 def test_a_message_comes_back_as_it_was() -> None:
-    start = Start(3, 1, 42, (0,), (None,), (2,))
+    start = Start(3, 1, 42, (None,), (0,), (None,))
     assert from_data(to_data(start)) == start
 
 

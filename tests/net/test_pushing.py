@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster_plans import CLIENT, PS, WORKERS, Writer, relay
+from test_brief import read
 from test_faults import TASKS, world
 
 from flowrt.base.errors import LinkBroken, NodeLost, ResourceError, StepCancelled
 from flowrt.base.spec import Spec
 from flowrt.net.link import SMALL, TensorLink
 from flowrt.net.stream.connection import Connection
-from flowrt.net.wire.messages import Announce, Push
+from flowrt.net.wire.messages import Announce
+from flowrt.net.wire.steps import Push, Start
 from flowrt.sched.host import rendezvous as rendezvous_module
 from flowrt.sched.host.rendezvous import DEAD, Announced, Rendezvous
 
@@ -33,9 +35,9 @@ def counted() -> Iterator[Counter[str]]:
     loop = asyncio.get_running_loop()
 
     def noting(say: Callable[..., Any]) -> Callable[..., Any]:
-        def note(connection: Connection, message: Any, *args: Any) -> Any:
-            counts[message[0] if isinstance(message, tuple) else "hello"] += 1
-            return say(connection, message, *args)
+        def note(connection: Connection, framed: list[Any], *args: Any) -> Any:
+            counts[type(read(framed)[0]).__name__] += 1
+            return say(connection, framed, *args)
 
         return note
 
@@ -44,7 +46,7 @@ def counted() -> Iterator[Counter[str]]:
         return asyncio.Task(work, loop=loop, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        for way in ("send", "post"):
+        for way in ("send_frame", "post_frame"):
             patch.setattr(Connection, way, noting(getattr(Connection, way)))
         loop.set_task_factory(note_task)
         try:
@@ -120,14 +122,14 @@ async def test_values_may_come_before_their_step_has_begun() -> None:
     async with world() as made:
         step = await made.master.register(**gather(PS, WORKER, 40))
         peer = made.master._peers[WORKER]
-        told, post = asyncio.Event(), peer.control.send
+        told, send = asyncio.Event(), peer.control.send_frame
 
-        async def send_later(message: Any, begun: Callable[[], None] | None = None) -> None:
-            if message[0] == "Start":
+        async def send_later(framed: list[Any], begun: Callable[[], None] | None = None) -> None:
+            if isinstance(read(framed)[0], Start):
                 await told.wait()
-            await post(message, begun)
+            await send(framed, begun)
 
-        peer.control.send = send_later  # type: ignore[method-assign]
+        peer.control.send_frame = send_later  # type: ignore[method-assign]
         run = asyncio.ensure_future(made.run(step, *range(40)))
         meet = made.hosts[WORKER].rendezvous
         await until(lambda: meet._early_values == 40)
@@ -141,19 +143,19 @@ async def test_a_step_that_is_cancelled_before_all_are_told_of_it_leaves_nothing
     async with world() as made:
         step = await made.master.register(**gather(PS, WORKER, 40))
         peer = made.master._peers[WORKER]
-        send = peer.control.send
+        send = peer.control.send_frame
 
-        async def never(message: Any, begun: Callable[[], None] | None = None) -> None:
-            await (asyncio.Event().wait() if message[0] == "Start" else send(message, begun))
+        async def never(framed: list[Any], begun: Callable[[], None] | None = None) -> None:
+            await (asyncio.Event().wait() if isinstance(read(framed)[0], Start) else send(framed, begun))
 
-        peer.control.send = never  # type: ignore[method-assign]
+        peer.control.send_frame = never  # type: ignore[method-assign]
         run = asyncio.ensure_future(made.run(step, *range(40)))
         meet = made.hosts[WORKER].rendezvous
         await until(lambda: meet._early_values == 40)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        peer.control.send = send  # type: ignore[method-assign]
+        peer.control.send_frame = send  # type: ignore[method-assign]
         await until(lambda: meet.open_steps == 0)
         await made.assert_well()
 

@@ -92,8 +92,7 @@ def say(rng: random.Random, connection: Connection, kinds: tuple[str, ...]) -> N
     try:
         said = message(rng, rng.choice(kinds))
         pieces = frame(said)
-        if said[0] in ("Update", "NewVersion", "Report", "Allow", "Batch"):
-            pieces = briefly.write(_KINDS[said[0]].of(*said[1:])) or pieces
+        pieces = briefly.write(_KINDS[said[0]].of(*said[1:])) or pieces
     except (FlowrtError, TypeError, AttributeError, ValueError):
         return  # nobody could write it
     whole = bytearray(b"".join(bytes(piece) for piece in pieces))

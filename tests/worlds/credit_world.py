@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +18,10 @@ from cluster_plans import CLIENT, PS, WORKERS, Writer
 
 from flowrt.base.spec import Spec
 from flowrt.net.link import Allowance, LinkStore, TensorLink, is_large
+from flowrt.net.node.plans import ReadyPlan
 from flowrt.net.node.started import Started
-from flowrt.net.wire.frames import allocate_array
-from flowrt.net.wire.messages import Done, Start
+from flowrt.net.wire.frames import FrameReader, Piece, allocate_array
+from flowrt.net.wire.steps import Done, Start
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host
 from flowrt.sched.host.rendezvous import Announced, Budget, Pushed, Rendezvous
@@ -50,8 +50,11 @@ class Wire:
         self._way: deque[tuple[Any, asyncio.Future[None]]] = deque()
         self._hear: Callable[[Any], None] = lambda data: None
 
-    def post(self, data: Any) -> None:
-        self._begin(data)
+    def post_frame(self, framed: list[Piece]) -> None:
+        reader = FrameReader(lambda data, size: self._begin(data))
+        whole = b"".join(framed)
+        reader.get_buffer()[: len(whole)] = whole
+        reader.buffer_updated(len(whole))
 
     async def send(self, data: Any) -> None:
         await self._begin(data)
@@ -296,8 +299,8 @@ class World:
             for task, writer in self.rng.sample(sorted(step.writers.items()), len(step.writers)):
                 await asyncio.sleep(self.rng.random() * 1e-3)
                 host = self.tasks[task].host
-                ready: Any = SimpleNamespace(executor=Executor(writer.plan(), host, tapes=False), receives={})
-                self.tasks[task].started.start(Start(number, 0, 0, (), (), ()), ready, self._group)
+                ready = ReadyPlan(Executor(writer.plan(), host, tapes=False), {})
+                self.tasks[task].started.start(Start(number, 0, 0, ()), ready, self._group)
             async with asyncio.TaskGroup() as group:
                 for edge, task, spec in step.fetches:
                     group.create_task(self._fetch(key, edge, task, spec))

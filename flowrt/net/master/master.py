@@ -43,16 +43,15 @@ from flowrt.net.wire.messages import (
     Answer,
     Ask,
     Command,
-    Done,
     Introduce,
     Introduced,
     Recruit,
     Register,
-    Start,
     Unregister,
     root_error,
     to_data,
 )
+from flowrt.net.wire.steps import Done, Start, make_start
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Listeners, Rendezvous, StepKey
 from flowrt.sched.host.shielded import shielded
@@ -279,7 +278,7 @@ class Master:
             step.settle(peer.task, as_error(done.error, f"on {peer.task}: {done.text}"), remote=True)
             return
         try:
-            for edge, value in zip(done.edges, done.values, strict=True):
+            for edge, value in zip(step.registered.fetched[peer.task], done.fetches, strict=True):
                 spec = step.registered.specs[edge]
                 step.values[edge] = DEAD if value is None else checked(value, spec, f"edge {edge} of {peer.task}")
         except (KeyError, ValueError, BrokenStream) as error:
@@ -372,8 +371,9 @@ class Master:
             if task not in self._peers:
                 raise InternalError(f"a plan for {task}, which is not in the cluster")
         registered = describe(next(self._numbers), plans, feeds, fetches)
-        await self._ask_each({task: self._shipment(registered.plan, plan) for task, plan in plans.items()})
-        self._plans[registered.plan] = plans
+        shipped = registered.plans
+        await self._ask_each({task: self._shipment(registered.plan, plan) for task, plan in shipped.items()})
+        self._plans[registered.plan] = shipped
         return registered
 
     def _shipment(self, number: int, plan: Plan) -> Register:
@@ -439,15 +439,16 @@ class Master:
         registered = step.registered
         large: dict[int, Array] = {}
         small: dict[str, dict[int, Array]] = {task: {} for task in registered.tasks}
-        for value, ways in zip(feeds, registered.feeds, strict=True):
-            for edge, task in ways:
-                inline = value.nbytes <= SMALL and len(small[task]) < INLINE
-                (small[task] if inline else large)[edge] = value
+        for feed, edge, task in registered.sent:
+            value = feeds[feed]
+            inline = value.nbytes <= SMALL and len(small[task]) < INLINE
+            (small[task] if inline else large)[edge] = value
         if large or registered.pulled:
             self._rendezvous.open(key, large)
+        number, plan = step.number, registered.plan
         return {
-            task: Start(step.number, registered.plan, seed, tuple(fed), tuple(fed.values()), registered.wanted[task])
-            for task, fed in small.items()
+            task: make_start(number, plan, seed, tuple([feeds[i] for i in fed]), tuple(some), tuple(some.values()))
+            for (task, some), fed in zip(small.items(), registered.feeds, strict=True)
         }
 
     async def _start(self, step: OpenStep, starts: Mapping[str, Start]) -> None:

@@ -36,7 +36,7 @@ from flowrt.net.wire.messages import (
     Resume,
     from_data,
     root_error,
-    to_data,
+    to_frame,
 )
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ class Peers:
     async def say(self, peer: Peer, message: Any, begun: Callable[[], None] | None = None) -> bool:
         """Send; if that fails, who listens to the peer learns the same and acts on it."""
         try:
-            await peer.control.send(to_data(message), begun)
+            await peer.control.send_frame(to_frame(message), begun)
         except (RemoteError, ClosedError):
             return False
         return True
@@ -359,7 +359,7 @@ class Peers:
     def post(self, peer: Peer, message: Any) -> None:
         """Send without waiting; if that fails, who listens to the peer learns the same and acts on it."""
         with suppress(RemoteError, ClosedError):
-            peer.control.post(to_data(message))
+            peer.control.post_frame(to_frame(message))
 
     async def _beat(self, peer: Peer) -> None:
         for number in itertools.count():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.device import CLIENT
 from flowrt.base.valueclass import valueclass
-from flowrt.net.link import INLINE, SMALL
+from flowrt.net.master.closing import close
 from flowrt.net.wire.messages import consequence
 
 if TYPE_CHECKING:
@@ -27,10 +27,12 @@ class Registered:
     """A step that the nodes have plans for. ``fetches``: the edge each fetch comes by, or the feed that answers it."""
 
     plan: int
+    plans: Mapping[str, Plan]  # by task
     tasks: tuple[str, ...]
-    feeds: tuple[tuple[tuple[int, str], ...], ...]
+    feeds: tuple[tuple[int, ...], ...]  # by task, which feeds its plan is fed
+    sent: tuple[tuple[int, int, str], ...]  # what is to be received: which feed, by which edge, by whom
     fetches: tuple[int | Feed, ...]
-    wanted: Mapping[str, tuple[int, ...]]  # by task, the edges whose values come with the end of the step
+    fetched: Mapping[str, tuple[int, ...]]  # by task, the edges of the fetches of its plan
     pulled: tuple[tuple[int, str], ...]  # the other edges, with their tasks
     specs: Mapping[int, Spec]  # of what comes by each edge
     names: Mapping[int, str]  # what comes by each edge, for people
@@ -87,20 +89,19 @@ def describe(
 ) -> Registered:
     """How values travel between the client and the tasks of a step."""
     sends = {edge: (task, *sent) for task, p in plans.items() for edge, sent in _sent_to_client(p).items()}
-    wanted: dict[str, list[int]] = {task: [] for task in plans}
-    pulled = []
-    for edge, (task, spec, _) in sends.items():
-        if spec.known and spec.nbytes <= SMALL and len(wanted[task]) < INLINE:
-            wanted[task].append(edge)
-        else:
-            pulled.append((edge, task))
+    fed = {(edge, task): feed for feed, ways in enumerate(feeds) for edge, task in ways}
+    closed = {task: close(p, {edge for edge, whose in fed if whose == task}) for task, p in plans.items()}
+    with_end = {edge for each in closed.values() for edge in each.fetched}
+    with_start = {(edge, task) for task, each in closed.items() for edge in each.fed}
     return Registered(
         plan,
+        {task: each.plan for task, each in closed.items()},
         tuple(plans),
-        tuple(tuple((edge, task) for edge, task in ways) for ways in feeds),
+        tuple(tuple([fed[edge, task] for edge in each.fed]) for task, each in closed.items()),
+        tuple([(feed, *way) for way, feed in fed.items() if way not in with_start]),
         tuple(Feed(fetch) if isinstance(fetch, int) else fetch[0] for fetch in fetches),
-        {task: tuple(edges) for task, edges in wanted.items()},
-        tuple(pulled),
+        {task: each.fetched for task, each in closed.items()},
+        tuple([(edge, task) for edge, (task, _, _) in sends.items() if edge not in with_end]),
         {edge: spec for edge, (_, spec, _) in sends.items()},
         {edge: name for edge, (_, _, name) in sends.items()},
     )

@@ -64,7 +64,6 @@ from flowrt.net.wire.messages import (
     Register,
     Resume,
     Serve,
-    Start,
     Unregister,
     Welcome,
     from_data,
@@ -72,6 +71,7 @@ from flowrt.net.wire.messages import (
     to_data,
     to_hello,
 )
+from flowrt.net.wire.steps import Start
 from flowrt.sched.host.rendezvous import Array, Dead, Pushed, StepKey
 from flowrt.sched.runs.iterations import Iterations
 

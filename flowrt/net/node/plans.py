@@ -5,15 +5,16 @@ Decoding and freeing hold the GIL, and with it the event loop: of a large plan a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from traceback import clear_frames
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowrt.base import codec
 from flowrt.base.collection import free_each, passed_over
-from flowrt.base.errors import InternalError
+from flowrt.base.errors import BrokenStream, InternalError
 from flowrt.base.plan import let_go, plan_from_parts
+from flowrt.net.link import checked
 from flowrt.net.wire.frames import NoRoom
 from flowrt.sched.executor import Executor
 
@@ -30,6 +31,20 @@ class ReadyPlan:
 
     executor: Executor
     receives: Mapping[int, Spec]
+
+    def feeds(self, values: Sequence[Any]) -> Sequence[Array]:
+        """The plan's feeds, as they came; raises what is wrong with them."""
+        feeds = self.executor.plan.feeds
+        if len(values) != len(feeds):
+            raise BrokenStream(f"a plan of {len(feeds)} feeds was started with {len(values)}")
+        return [checked(value, feed.spec, f"the feed {feed.name!r}") for feed, value in zip(feeds, values, strict=True)]
+
+    def received(self, edges: Sequence[int], values: Sequence[Any]) -> dict[int, Array]:
+        """What the plan receives, as it came with the start; raises what is wrong with it."""
+        return {
+            edge: checked(value, self.receives[edge], f"the feed on edge {edge}")
+            for edge, value in zip(edges, values, strict=True)
+        }
 
 
 @passed_over()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import BrokenStream, ClosedError, InternalError, RemoteError, SpecError, TakenOver, name_error
 from flowrt.net.door.addresses import is_task_at
 from flowrt.net.links import WAITING
-from flowrt.net.wire.messages import Answer, Done, Drive, Pong, Refused, Resume, to_data
+from flowrt.net.wire.messages import Answer, Drive, Pong, Refused, Resume, to_frame
+from flowrt.net.wire.steps import Done
 
 if TYPE_CHECKING:
     from flowrt.net.door.transport import Connection
@@ -56,9 +57,9 @@ def say(connection: Connection, message: Any) -> None:
     """Send without waiting; of an answer that cannot be sent, why."""
     with suppress(RemoteError, ClosedError):  # the reign is ending; whoever reads the connection says so
         try:
-            connection.post(to_data(message))
+            connection.post_frame(to_frame(message))
         except (SpecError, MemoryError) as error:  # it cannot be sent, this can
-            connection.post(to_data(_failed(message, error)))
+            connection.post_frame(to_frame(_failed(message, error)))
 
 
 def _failed(message: Answer | Done | Pong, error: Exception) -> Answer | Done:

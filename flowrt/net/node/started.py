@@ -8,16 +8,15 @@ takes a task only if it has to wait for more than a value, or to compute for lon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import BrokenStream, FlowrtError, InternalError, StepCancelled
-from flowrt.net.link import checked
-from flowrt.net.wire.messages import Done, Start
+from flowrt.net.wire.steps import Done, Start, make_done
 from flowrt.sched.host.host import Host, RunContext
-from flowrt.sched.host.rendezvous import Array, Dead, Waiter
+from flowrt.sched.host.rendezvous import Array, Dead
 
 if TYPE_CHECKING:
     from flowrt.net.node.plans import ReadyPlan
@@ -27,11 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Started:
-    """A step in progress: ``values`` are those of the edges that its end is to bring."""
+    """A step in progress."""
 
-    start: Start
+    number: int
     key: StepKey
-    values: dict[int, Array | Dead] = field(default_factory=dict)
     run: StepRun | None = None
     task: asyncio.Task[None] | None = None
     why: FlowrtError | None = None  # it is being cancelled
@@ -58,20 +56,32 @@ class Started:
 
     def start(self, start: Start, ready: ReadyPlan | None, tasks: asyncio.TaskGroup) -> None:
         """Run a step as far as that is possible now; what has to wait goes on by itself, or in one of ``tasks``."""
-        if start.number in self._steps:
-            raise BrokenStream(f"step {start.number} was started twice")
-        step = self._steps[start.number] = _Started(start, (self._epoch, start.number))
+        number = start.number
+        if number in self._steps:
+            raise BrokenStream(f"step {number} was started twice")
+        step = self._steps[number] = _Started(number, (self._epoch, number))
         try:
             if ready is None:
                 raise InternalError(f"plan {start.plan} is not registered on {self._host.task}")
-            self._open(step, ready)
-            look = partial(self._look, step, tasks)
-            context = RunContext(step.key, start.number, start.seed)
-            step.run = ready.executor.begin((), context, look)
+            self._host.check_open()
+            feeds = ready.feeds(start.feeds)
+            fetches = ready.executor.run_now(feeds, number, start.seed)
+            if fetches is None:
+                self._begin(step, start, ready, feeds, tasks)
+                return
         except Exception as error:
             self._end(step, error)
         else:
-            look()
+            self._let_go(step)
+            self._say(make_done(number, tuple(fetches), "", ""))
+
+    def _begin(
+        self, step: _Started, start: Start, ready: ReadyPlan, feeds: Sequence[Array], tasks: asyncio.TaskGroup
+    ) -> None:
+        self._host.rendezvous.open(step.key, ready.received(start.edges, start.values))
+        look = partial(self._look, step, tasks)
+        step.run = ready.executor.begin(feeds, RunContext(step.key, step.number, start.seed), look)
+        look()
 
     def abort(self, number: int, why: FlowrtError | None = None) -> None:
         """End a step, begun or not: of one that is not in progress, say so."""
@@ -90,15 +100,6 @@ class Started:
         """End all, as their master is gone."""
         for number in list(self._steps):
             self.abort(number)
-
-    def _open(self, step: _Started, ready: ReadyPlan) -> None:
-        start, meet = step.start, self._host.rendezvous
-        fed: dict[int, Array] = {}
-        for edge, value in zip(start.edges, start.values, strict=True):
-            fed[edge] = checked(value, ready.receives[edge], f"the feed on edge {edge}")
-        meet.open(step.key, fed)
-        for edge in start.wanted:
-            meet.wait(step.key, edge, Waiter(partial(step.values.__setitem__, edge)))
 
     def _look(self, step: _Started, tasks: asyncio.TaskGroup) -> None:
         """See what has become of a step."""
@@ -120,22 +121,23 @@ class Started:
             self._end_cancelled(step)
 
     def _end_cancelled(self, step: _Started) -> None:
-        self._end(step, step.why or StepCancelled(f"step {step.start.number} was aborted"))
+        self._end(step, step.why or StepCancelled(f"step {step.number} was aborted"))
 
     def _end(self, step: _Started, error: BaseException | None = None) -> None:
         """Let go of all that a step has here, and say how it ended."""
-        number = step.start.number
+        number = step.number
         if self._steps.get(number) is not step:
             return
+        self._let_go(step)
+        if error is None:
+            fetches = () if step.run is None else step.run.fetched()
+            self._say(make_done(number, tuple([None if isinstance(v, Dead) else v for v in fetches]), "", ""))
+        else:
+            name, text = self._report(error, f"step {number}")
+            self._say(Done(number, error=name, text=text))
+
+    def _let_go(self, step: _Started) -> None:
         if step.run is not None:
             step.run.stop()
         self._host.rendezvous.close(step.key)
-        del self._steps[number]
-        if error is None and len(step.values) < len(step.start.wanted):
-            error = InternalError(f"step {number} of {self._host.task} ended without all values that it was to bring")
-        if error is not None:
-            name, text = self._report(error, f"step {number}")
-            self._say(Done(number, error=name, text=text))
-        else:
-            values = [step.values[edge] for edge in step.start.wanted]
-            self._say(Done(number, step.start.wanted, tuple(None if isinstance(v, Dead) else v for v in values)))
+        del self._steps[step.number]

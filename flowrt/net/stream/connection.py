@@ -358,16 +358,19 @@ class Connection:
         """Wait until the stream is gone, whoever ended it. Raises nothing; `failure` tells why."""
         await self._stream.lost.wait()
 
-    async def send(self, message: Message, begun: Callable[[], None] | None = None) -> None:
-        """Send ``message``; its arrays may be changed again once this returns.
+    async def send(self, message: Message) -> None:
+        """`send_frame` of a message that is no frame yet. Raises `SpecError` for what is not a legal message."""
+        await self.send_frame(frame(message, self._stream.bounds.limits))
+
+    async def send_frame(self, framed: list[Piece], begun: Callable[[], None] | None = None) -> None:
+        """Send a message; its arrays may be changed again once this returns.
 
         Waits while the peer does not read. Cancelled before its turn, it has sent nothing; ``begun`` is called when its
         turn comes, and from then on the message will arrive whole, or the connection is lost. Cancelled after that, it
         returns at once, and the connection keeps the arrays until the kernel has taken them: who changes them meanwhile
-        changes what arrives. Raises `SpecError` for what is not a legal message, before anything is sent.
+        changes what arrives.
         """
         stream = self._stream
-        framed = frame(message, stream.bounds.limits)
         if stream.channel is not None:
             framed = await stream.channel.move(framed)
         pieces = self._write(framed, begun)

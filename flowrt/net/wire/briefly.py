@@ -1,5 +1,5 @@
-"""How what is said in every step of replicated training is written briefly: an update, a version, and a report, a
-permission to go on, and batches.
+"""How what is said in every step is written briefly: of replicated training an update, a version, and a report, a
+permission to go on, and batches; of sessions what `net.wire.steps` has.
 
 Law: what is read has the types of its class's fields, as `net.wire.messages` says of all others; anything else is
 `BrokenStream`. What has no place in the layout, as metrics that are arrays, or the batches that reports of a detached
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import BrokenStream
-from flowrt.net.wire import brief
+from flowrt.net.wire import brief, steps
 from flowrt.sched.drivers.messages import (
     Allow,
     Batch,
@@ -220,6 +220,9 @@ _WRITE: dict[type[Any], Callable[[Any], Pieces | None]] = {
     Report: _write_report,
     Allow: _write_allow,
     Batch: _write_batch,
+    steps.Start: steps.write_start,
+    steps.Done: steps.write_done,
+    steps.Push: steps.write_push,
 }
 _READ: dict[int, Callable[[bytes, tuple[Any, ...]], Any]] = {
     _UPDATE: _read_update,
@@ -227,6 +230,9 @@ _READ: dict[int, Callable[[bytes, tuple[Any, ...]], Any]] = {
     _REPORT: _read_report,
     _ALLOW: _read_allow,
     _BATCH: _read_batch,
+    steps.START: steps.read_start,
+    steps.DONE: steps.read_done,
+    steps.PUSH: steps.read_push,
 }
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from flowrt.base.codec import FRAME, Limits
 from flowrt.base.errors import (
     BrokenStream,
     FlowrtError,
@@ -29,7 +30,8 @@ from flowrt.base.errors import (
 from flowrt.base.valueclass import valueclass
 from flowrt.net.wire import briefly
 from flowrt.net.wire.brief import Brief
-from flowrt.net.wire.frames import NoRoom
+from flowrt.net.wire.frames import NoRoom, Piece, frame
+from flowrt.net.wire.steps import Done, Push, Start
 from flowrt.sched.drivers.messages import KINDS
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -126,22 +128,6 @@ class Unregister:
     """Forget a plan. Not answered."""
 
     plan: int
-
-
-@valueclass
-class Start:
-    """Run a plan as step ``number``: answered by `Done`.
-
-    ``values`` are the small feeds, by ``edges``; other feeds are pulled. The values of the ``wanted`` edges come back
-    with `Done`; other fetches are pulled.
-    """
-
-    number: int
-    plan: int
-    seed: int
-    edges: tuple[int, ...]
-    values: tuple[Any, ...]
-    wanted: tuple[int, ...]
 
 
 @valueclass
@@ -253,17 +239,6 @@ class Answer:
     text: str = ""
 
 
-@valueclass
-class Done:
-    """The end of a step: its ``values`` by ``edges`` (None where dead), or what went wrong."""
-
-    number: int
-    edges: tuple[int, ...] = ()
-    values: tuple[Any, ...] = ()
-    error: str = ""
-    text: str = ""
-
-
 # ── a node to a newcomer ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -291,16 +266,6 @@ class Pull:
     number: int
     edge: int
     room: int
-
-
-@valueclass
-class Push:
-    """The value of an edge of step (epoch, number), small, or None where it is dead: to who receives it, unasked."""
-
-    epoch: str
-    number: int
-    edge: int
-    value: Array | None
 
 
 @valueclass
@@ -424,6 +389,11 @@ def to_data(message: Any) -> tuple[Any, ...]:
     """``message`` for the codec: the name of its kind, and its fields in order."""
     name = type(message).__name__
     return (name, *_KINDS[name].values(message))
+
+
+def to_frame(message: Any, limits: Limits = FRAME) -> list[Piece]:
+    """The frame of ``message``: a brief one, if there is a place for all of it. `SpecError` if it is not legal."""
+    return briefly.write(message) or frame(to_data(message), limits)
 
 
 def to_hello(message: Any) -> dict[str, Any]:
