@@ -70,6 +70,11 @@ class Step:
         self._registering = asyncio.Lock()
         self._single = structure == LEAF and bool(fetches)
 
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether other processes run it."""
+        return self.compiled.client is not None
+
     def __str__(self) -> str:
         names = ", ".join(repr(value.name) for value in self._wanted[:3])
         more = f" and {len(self._wanted) - 3} more" if len(self._wanted) > 3 else ""
@@ -250,6 +255,8 @@ class CompiledStep:
 
     def _attempt(self, *values: Any) -> Any:
         arrays = self._step.arrays(values)
+        if self._step.runs_elsewhere:
+            return AwaitedRun(arrays, self._session.fresh_number())
         if _changed(values, arrays):
             return self._call(*arrays)
         return self._session._attempt(self._step, arrays, self._choose)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_plans import CLIENT, PS, WORKERS, Writer, relay
+from cluster_plans import CLIENT, PS, WORKERS, Writer, echo, relay
 from test_brief import read
 from test_faults import TASKS, world
 
@@ -20,6 +20,7 @@ from flowrt.net.link import SMALL, TensorLink
 from flowrt.net.stream.connection import Connection
 from flowrt.net.wire.messages import Announce
 from flowrt.net.wire.steps import Push, Start
+from flowrt.sched.executor import Executor
 from flowrt.sched.host import rendezvous as rendezvous_module
 from flowrt.sched.host.rendezvous import DEAD, Announced, Rendezvous
 
@@ -66,6 +67,19 @@ async def test_a_repeated_step_of_two_nodes_takes_a_message_each_way_and_no_task
             for number in range(5):
                 assert (await made.run(step, number))[0] == 4 * number
         assert counts == {"Start": 10, "Push": 5, "Done": 10}
+        await made.assert_well()
+
+
+async def test_a_repeated_step_of_one_node_takes_a_message_each_way_and_no_machine() -> None:
+    async with world() as made:
+        step = await made.master.register(**echo(PS, SCALAR))
+        for _ in range(20):
+            await made.run(step, 1.0)
+        with counted() as counts, pytest.MonkeyPatch.context() as patch:
+            patch.delattr(Executor, "begin")
+            for number in range(5):
+                assert (await made.run(step, number))[0] == 2 * number
+        assert counts == {"Start": 5, "Done": 5}
         await made.assert_well()
 
 

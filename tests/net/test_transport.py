@@ -29,7 +29,7 @@ from flowrt.base.errors import (
 from flowrt.net.door.transport import Bounds, Connection, connect, serve
 from flowrt.net.node.enlisting import host_towards
 from flowrt.net.stream import connection as connection_module
-from flowrt.net.wire.frames import WINDOW, WORK, NoRoom
+from flowrt.net.wire.frames import WINDOW, WORK, NoRoom, frame
 
 # ── what arrives ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -463,10 +463,10 @@ async def test_the_array_of_a_cancelled_send_is_let_go_once_it_is_sent() -> None
 async def test_a_sender_says_whether_its_message_had_begun() -> None:
     begun: list[str] = []
     async with blocked_sender(Bounds()) as (client, server, blocked), asyncio.TaskGroup() as tasks:
-        await client.send("small", lambda: begun.append("small"))
-        large = tasks.create_task(client.send(np.zeros(32 * MIB, "uint8"), lambda: begun.append("large")))
+        await client.send_frame(frame("small"), lambda: begun.append("small"))
+        large = tasks.create_task(client.send_frame(frame(np.zeros(32 * MIB, "uint8")), lambda: begun.append("large")))
         await blocked.wait()
-        never = tasks.create_task(client.send("never", lambda: begun.append("never")))
+        never = tasks.create_task(client.send_frame(frame("never"), lambda: begun.append("never")))
         await asyncio.sleep(0)
         for task in (large, never):
             task.cancel()

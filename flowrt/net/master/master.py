@@ -414,7 +414,8 @@ class Master:
             raise
         finally:
             del self._steps[number]
-            self._rendezvous.close(key)
+            if registered.sent or registered.pulled:
+                self._rendezvous.close(key)
         if step.errors:
             raise step.error()
         return [self._fetched(step, fetch, feeds) for fetch in registered.fetches]

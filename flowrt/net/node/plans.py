@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base import codec
 from flowrt.base.collection import free_each, passed_over
-from flowrt.base.errors import BrokenStream, InternalError
+from flowrt.base.errors import InternalError
 from flowrt.base.plan import let_go, plan_from_parts
 from flowrt.net.link import checked
 from flowrt.net.wire.frames import NoRoom
+from flowrt.sched.drivers.closed import Closed
 from flowrt.sched.executor import Executor
 
 if TYPE_CHECKING:
@@ -25,19 +26,23 @@ if TYPE_CHECKING:
     from flowrt.sched.host.rendezvous import Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ReadyPlan:
     """A registered plan, and the specs of what it receives."""
 
     executor: Executor
     receives: Mapping[int, Spec]
+    _closed: Closed | None = None  # as which it ran last
 
-    def feeds(self, values: Sequence[Any]) -> Sequence[Array]:
-        """The plan's feeds, as they came; raises what is wrong with them."""
-        feeds = self.executor.plan.feeds
-        if len(values) != len(feeds):
-            raise BrokenStream(f"a plan of {len(feeds)} feeds was started with {len(values)}")
-        return [checked(value, feed.spec, f"the feed {feed.name!r}") for feed, value in zip(feeds, values, strict=True)]
+    def run_now(self, feeds: Sequence[Any], number: int, seed: int) -> list[Array] | None:
+        """The fetches, where the plan is a short tape that was made before, and its variables are free; else None.
+
+        Raises what is wrong with the feeds.
+        """
+        closed = self._closed
+        if closed is None or closed.seed != seed:
+            closed = self._closed = Closed(self.executor, seed, "the client")
+        return closed.run_now(feeds, number)
 
     def received(self, edges: Sequence[int], values: Sequence[Any]) -> dict[int, Array]:
         """What the plan receives, as it came with the start; raises what is wrong with it."""

@@ -8,7 +8,7 @@ takes a task only if it has to wait for more than a value, or to compute for lon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from flowrt.base.errors import BrokenStream, FlowrtError, InternalError, StepCancelled
 from flowrt.net.wire.steps import Done, Start, make_done
 from flowrt.sched.host.host import Host, RunContext
-from flowrt.sched.host.rendezvous import Array, Dead
+from flowrt.sched.host.rendezvous import Dead
 
 if TYPE_CHECKING:
     from flowrt.net.node.plans import ReadyPlan
@@ -64,10 +64,9 @@ class Started:
             if ready is None:
                 raise InternalError(f"plan {start.plan} is not registered on {self._host.task}")
             self._host.check_open()
-            feeds = ready.feeds(start.feeds)
-            fetches = ready.executor.run_now(feeds, number, start.seed)
+            fetches = ready.run_now(start.feeds, number, start.seed)
             if fetches is None:
-                self._begin(step, start, ready, feeds, tasks)
+                self._begin(step, start, ready, tasks)
                 return
         except Exception as error:
             self._end(step, error)
@@ -75,12 +74,10 @@ class Started:
             self._let_go(step)
             self._say(make_done(number, tuple(fetches), "", ""))
 
-    def _begin(
-        self, step: _Started, start: Start, ready: ReadyPlan, feeds: Sequence[Array], tasks: asyncio.TaskGroup
-    ) -> None:
+    def _begin(self, step: _Started, start: Start, ready: ReadyPlan, tasks: asyncio.TaskGroup) -> None:
         self._host.rendezvous.open(step.key, ready.received(start.edges, start.values))
         look = partial(self._look, step, tasks)
-        step.run = ready.executor.begin(feeds, RunContext(step.key, step.number, start.seed), look)
+        step.run = ready.executor.begin(start.feeds, RunContext(step.key, step.number, start.seed), look)
         look()
 
     def abort(self, number: int, why: FlowrtError | None = None) -> None:

@@ -371,7 +371,7 @@ class Connection:
         changes what arrives.
         """
         stream = self._stream
-        if stream.channel is not None:
+        if stream.channel is not None and len(framed) > 1:
             framed = await stream.channel.move(framed)
         pieces = self._write(framed, begun)
         if pieces is None and not stream.outbox.blocked and not stream.over:
