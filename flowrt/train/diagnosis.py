@@ -156,19 +156,19 @@ def _each(recent: Medians, past: Medians, noise: Medians, named: Collection[int 
     candidates = np.nonzero((apart >= least).any(1))[0].tolist()
     if not candidates:
         return []
-    varies = np.nan_to_num(_median(noise.parts, 0))
+    varies = np.nan_to_num(middle(noise.parts)[0])
+    alone = replicas == 1
+    usual = past.parts if alone else middles_of_others(known)
+    more_now = np.full_like(now, np.nan) if alone else now - usual
+    later = changed if alone else changed - np.fmax(0.0, middles_of_others(changed))
+    excess = np.fmax(more_now, np.where(np.isnan(now), np.nan, later))
     found = []
     for replica in candidates:
-        others = np.arange(replicas) != replica
-        usual = _median(known[others], 0) if replicas > 1 else past.parts[replica]
-        rounds = float(np.nansum(usual)) + _number(recent.server)
-        more_now = now[replica] - (usual if replicas > 1 else np.nan)
-        later = changed[replica] - (np.fmax(0.0, _median(changed[others], 0)) if replicas > 1 else 0.0)
-        excess = np.fmax(more_now, np.where(np.isnan(now[replica]), np.nan, later))
-        if np.isnan(excess).all() or np.isnan(usual).all():
+        if np.isnan(excess[replica]).all() or np.isnan(usual[replica]).all():
             continue
-        cause = int(np.nanargmax(excess))
-        more = float(excess[cause])
+        rounds = float(np.nansum(usual[replica])) + _number(recent.server)
+        cause = int(np.nanargmax(excess[replica]))
+        more = float(excess[replica, cause])
         factor = 1 + more / rounds if rounds > 0 else math.inf
         if more >= max(least, VARIES * varies[cause]) and factor >= (FORGIVEN if replica in named else NAMED):
             seconds = float(now[replica, cause])
@@ -176,9 +176,15 @@ def _each(recent: Medians, past: Medians, noise: Medians, named: Collection[int 
     return found
 
 
-def _median(values: Array, axis: int) -> Array:
-    """The median along an axis of what is not nan; nan where nothing is."""
-    return middle(np.moveaxis(values, axis, 0))[0]
+def middles_of_others(values: Array) -> Array:
+    """For each along the first axis, the median of the others, as `middle` has it."""
+    order = np.argsort(values, 0)  # nan last
+    ordered, rank = np.take_along_axis(values, order, 0), np.argsort(order, 0)
+    counted = ~np.isnan(values)
+    others = counted.sum(0) - counted
+    at = np.maximum(0, (others - 1) // 2)
+    at += counted & (rank <= at)  # which leaves itself out
+    return np.where(others > 0, np.take_along_axis(ordered, np.minimum(at, len(values) - 1), 0), np.nan)
 
 
 def middle(values: Array, weights: Array | None = None, cut: Array | None = None) -> tuple[Array, Array]:

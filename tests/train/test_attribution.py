@@ -14,7 +14,7 @@ from flowrt.sched.drivers.messages import Doing, Pending
 from flowrt.sched.replica.stopwatch import Phase
 from flowrt.train import attribution
 from flowrt.train.attribution import Attribution
-from flowrt.train.diagnosis import Medians, judge, middle
+from flowrt.train.diagnosis import Medians, judge, middle, middles_of_others
 from flowrt.train.times import Clocks, medians, tables, times_of
 
 FAULTS: dict[str, Step] = {
@@ -330,6 +330,16 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     training.go(30.0, lambda replica: Step(compute=0.1))
     assert 500 <= len(training.attribution.records()["replica"]) <= 520
     assert 4 <= len(training.attribution._past) <= 8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_medians_of_all_others_are_those_that_are_looked_for_one_by_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for replicas in range(2, 9):
+        values = rng.integers(0, 5, (replicas, 7)).astype(float)
+        values[rng.random(values.shape) < 0.3] = np.nan
+        one_by_one = [middle(values[np.arange(replicas) != replica])[0] for replica in range(replicas)]
+        assert np.array_equal(middles_of_others(values), one_by_one, equal_nan=True)
 
 
 def test_the_median_of_what_was_cut_off_is_kaplan_and_meiers() -> None:
