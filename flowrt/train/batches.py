@@ -93,6 +93,7 @@ class Supply:
         self._copy = copy
         self._sent = [0] * len(inputs)
         self._together = 1  # so many batches go in a message
+        self._enough = depth  # a replica with fewer that are sent is sent what there is
         self._values: dict[int, Values] = {}  # by identity, of what was drawn and is not accounted for
         self._drawing: asyncio.Task[None] | None = None
         self._told: Callable[[], None] | None = None  # None while nothing is handed out
@@ -239,10 +240,12 @@ class Supply:
             self._send(replica)
 
     def _end_filling(self) -> None:
-        """Send what nothing more goes with, and say so where nothing is left."""
+        """Send what nothing more goes with, and what a replica may soon lack; say so where nothing is left."""
         if self._sent != self.given:
+            sent, spent = self._sent, self.handing.spent
+            last = self._source.waits or self.handing.identity is None
             for replica, number in enumerate(self.given):
-                if number > self._sent[replica]:
+                if number > sent[replica] and (last or sent[replica] - spent[replica] < self._enough):
                     self._send(replica)
         if self.over and self._told is not None:
             self._told()
@@ -258,8 +261,8 @@ class Supply:
         self._give(replica, first, identities, batches)
         if not self._source.waits:
             self._together = together = _together(batches[-1])
-            self.handing.least = self._depth + min(EARLIER, together - 1)
-            self.handing.depth = self.handing.least + together - 1
+            self._enough = self._depth + min(EARLIER, together - 1)
+            self.handing.depth = self._enough + together - 1
 
     def _values_of(self, identity: int) -> Values:
         return self._values[identity]

@@ -116,6 +116,15 @@ def test_of_a_slow_source_no_more_is_drawn_at_once_than_replicas_lack(monkeypatc
         assert handing.drawn - before <= (2 * DEPTH + 1 if step == 0 else 3)
 
 
+def test_what_there_is_no_time_to_complete_waits_for_what_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    handing, clock = Handing(itertools.count(), replicas=8), itertools.count(step=LONG / 64)
+    monkeypatch.setattr(batches.time, "perf_counter", lambda: float(next(clock)))
+    for step in range(60):
+        handing.step(step)
+        assert all(handing.has(replica) >= step + DEPTH for replica in range(8))
+    assert {len(sent) for _, _, sent in handing.sent[16 * DEPTH :]} == {TOGETHER}
+
+
 def test_of_a_slow_source_whoever_lacks_some_is_handed_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     handing, clock = Handing(itertools.count(), replicas=3), itertools.count(step=LONG)
     monkeypatch.setattr(batches.time, "perf_counter", lambda: float(next(clock)))

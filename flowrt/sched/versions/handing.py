@@ -4,8 +4,7 @@ The *identity* of a batch is its place, from 0 on, in the order in which its sou
 from it. A replica knows its batches by numbers of its own, 1, 2, … in each run, and uses them in that order. Here is
 which identity is which number of whom, of all that are handed out and not accounted for. It owns
 
-- who is next: replicas in turn, each at most ``depth`` batches beyond what it is known to have spent, once one of
-  them is fewer than ``least`` beyond;
+- who is next: replicas in turn, each at most ``depth`` batches beyond what it is known to have spent;
 - what it is handed: what came back, the oldest first, and then what is new;
 - what of a lost replica's comes back: what it had not spent, once server 0 has said how far it came. Until then another
   may not have it, for the lost one's update may be on its way and count.
@@ -31,8 +30,8 @@ class Handing:
     def __init__(
         self, replicas: int, depth: int, first: int = 0, returned: Iterable[int] = (), total: int | None = None
     ) -> None:
-        self.depth = self.least = depth
-        self._rests = False  # all have as many as may be, and nobody has spent so many since that it lacks some
+        self.depth = depth
+        self._rests = False  # all have as many as may be, and nobody has spent one since
         self.first = self.new = first  # the next identity that nobody was handed yet
         self.total = total
         self.given = [0] * replicas  # by replica, the number of its newest batch
@@ -115,7 +114,7 @@ class Handing:
         """All batches of a replica up to ``number`` are used; answers those not accounted for before, which now are."""
         if number > self.spent[replica]:
             self.spent[replica] = number
-        if self.given[replica] - number < self.least:
+        if self.given[replica] - number < self.depth:
             self._rests = False
         held, taken = self._held[replica], []
         while held and (oldest := next(iter(held))) <= number:
