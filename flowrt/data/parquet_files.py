@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -117,6 +117,8 @@ def parquet(
     if not places:
         raise GraphError(f"{user_site()}: {what} is empty: it has no rows")
     names = chosen(what, read(what, lambda: _names(files[0])), columns)
+    for file in files[1:]:
+        chosen(f"parquet {file}", read(what, partial(_names, file)), list(names.values()))
     casts = converted(what, list(names), dtypes)
     path, number, _ = places[0]
     _, specs = checked_columns(what, read(what, lambda: _read_columns(path, number, names)), casts)

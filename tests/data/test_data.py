@@ -256,6 +256,17 @@ def test_a_missing_member_or_column_is_named_beside_those_there_are(tmp_path: Pa
             in_file(kind, tmp_path, columns=["images", "label"])
 
 
+def test_a_column_that_a_later_parquet_file_lacks_is_told_when_the_source_is_made(tmp_path: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
+    parquet.write_table(pyarrow.table({"x": [1.0], "y": [2.0]}), first)
+    parquet.write_table(pyarrow.table({"x": [1.0], "z": [2.0]}), second)
+    with pytest.raises(fr.GraphError, match=r"second.parquet has no 'y'; it has x, z"):
+        fr.data.parquet([first, second], batch=1)
+    assert fr.data.parquet([first, second], batch=2, columns=["x"], shuffle=False).batch(0)["x"].tolist() == [1, 1]
+
+
 def test_nulls_in_a_parquet_file_are_refused(tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
