@@ -327,9 +327,10 @@ async def test_a_kind_that_nobody_registered_is_refused() -> None:
             pass
 
 
-def test_the_host_is_no_kind_of_ones_own() -> None:
-    with pytest.raises(fr.GraphError, match="and not cpu; got 'cpu'"):
-        fr.devices.register("cpu", lambda: None)
+@pytest.mark.parametrize("kind", ["cpu", "GPU", "gpu:0", None, 5])
+def test_a_kind_of_ones_own_is_named_by_small_letters_and_is_not_the_host(kind: Any) -> None:
+    with pytest.raises(fr.GraphError, match=f"and not cpu; got {kind!r}"):
+        fr.devices.register(kind, lambda: None)
 
 
 ASKED = """

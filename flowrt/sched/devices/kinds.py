@@ -33,7 +33,7 @@ def register(kind: str, make: Callable[[], Kind]) -> None:
     Nodes of a cluster learn of a kind by ``--import`` of the module that registers it. Raises `GraphError` for a name
     that is none, and for that of the host's own.
     """
-    if not re.fullmatch("[a-z][a-z0-9_]*", kind) or kind == HOST_KIND:
+    if not isinstance(kind, str) or not re.fullmatch("[a-z][a-z0-9_]*", kind) or kind == HOST_KIND:
         raise GraphError(f"a kind of devices is named by small letters and digits, and not {HOST_KIND}; got {kind!r}")
     _kinds[kind] = make
     _made.pop(kind, None)
