@@ -165,7 +165,7 @@ class Session(AsyncOnly):
 
         ``fetches`` is a tensor, operation or variable, or any nesting of lists, tuples and dicts of them; ``feeds``
         maps tensors (any, not only placeholders) to values. ``timeout`` is in seconds and raises `StepTimeout`.
-        Cancelling the awaiting task cancels the step, on all its nodes, and leaves nothing behind.
+        Cancelling the awaiting task cancels the step, on all its nodes; what it had done by then stands.
         """
         try:
             if timeout is not None and not isinstance(timeout, Real):
