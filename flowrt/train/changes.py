@@ -30,13 +30,13 @@ class Changes:
         if not changed.cancelled():
             changed.result()
 
-    async def until(self, sign: Callable[[], bool]) -> None:
-        """Wait for a ``sign``, which is looked for at each change."""
+    async def until(self, sign: Callable[[], object]) -> None:
+        """Wait for a ``sign``, which is looked for at each change. Raises what that does."""
         while not sign():
             await self.wait()
 
-    async def unless(self, work: Coroutine[Any, Any, T], stopped: Callable[[], bool]) -> T:
-        """What ``work`` answers, which is cancelled once it is ``stopped``; then raises `TimeoutError`."""
+    async def unless(self, work: Coroutine[Any, Any, T], stopped: Callable[[], object]) -> T:
+        """What ``work`` answers, which is cancelled once it is ``stopped``; then raises `TimeoutError`, or as that."""
         working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self.until(stopped))
         await first(working, watching)
         if not working.cancelled():

@@ -23,7 +23,8 @@ from flowrt.sched.drivers.messages import Allow, Gone, Stop
 from flowrt.sched.server.detached import DetachedTerms
 from flowrt.sched.versions.opening import Going
 from flowrt.train.batches import Identities
-from flowrt.train.opening import agree, look
+from flowrt.train.opening import look
+from flowrt.train.program import births_of
 from flowrt.train.run import Run
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class DetachedRun(Run):
             self._goes_on = False
             await self._end(list(dict.fromkeys(self._began)))  # a server was started again, and knows nothing of it
             self._number, self._began = secrets.randbits(62), []
-            found = await agree(self._runner, self._program, self._trainer.name, *self._terms[:1])
+            found = await self._agree()
             self._missed(found.unseen)
         else:
             self._name_processes()
@@ -111,10 +112,11 @@ class DetachedRun(Run):
 
     def _name_processes(self) -> None:
         """Have nodes know which processes take part, as news of those before may come late."""
-        program, births = self._program, self._runner.births
-        named = [(task, births.get(task, "")) for task in dict.fromkeys((*program.servers, *program.replicas))]
-        self._terms = tuple(DetachedTerms(*self._terms)._replace(births=tuple(named)))
-        self._reads = {**self._reads, "births": tuple([births.get(task, "") for task in program.servers])}
+        program, runner = self._program, self._runner
+        tasks = tuple(dict.fromkeys((*program.servers, *program.replicas)))
+        named = tuple(zip(tasks, births_of(runner, tasks), strict=True))
+        self._terms = tuple(DetachedTerms(*self._terms)._replace(births=named))
+        self._reads = {**self._reads, "births": births_of(runner, program.servers)}
 
     async def _attach(self, run: int) -> bool:
         """Be the client of a run that goes on, or has ended meanwhile; answers whether all servers know it."""

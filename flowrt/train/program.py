@@ -467,6 +467,12 @@ def away(runner: Runner, trainer: Built) -> frozenset[str]:
     return lost | suspects if left >= trainer.least else lost
 
 
+def births_of(runner: Runner, tasks: Sequence[str]) -> tuple[str, ...]:
+    """Which process each of ``tasks`` is; empty of one that nobody can name."""
+    births = runner.births
+    return tuple([births.get(task, "") for task in tasks])
+
+
 def where_lost(tasks: Sequence[str], lost: frozenset[str]) -> list[int]:
     """Which of ``tasks`` are among those that are ``lost``."""
     return [number for number, task in enumerate(tasks) if task in lost]

@@ -26,7 +26,7 @@ from flowrt.train.copies import copies_known
 from flowrt.train.deviceless import Deviceless
 from flowrt.train.enough import tell_silent, too_few, wait_for_replicas
 from flowrt.train.opening import agree, who
-from flowrt.train.program import Program, away, where_lost
+from flowrt.train.program import Program, away, births_of, where_lost
 from flowrt.train.watching import Watcher
 
 if TYPE_CHECKING:
@@ -104,10 +104,9 @@ class Run:
         trainer, runner = self._trainer, self._runner
         self._hearing.enter_context(runner.listening(self))
         self._watching.append(asyncio.ensure_future(tell_silent(trainer, runner)))
-        program = self._program = await self._make_program()
-        self.servers = program.servers
-        self._check_servers("training cannot begin")
-        found = await agree(runner, program, trainer.name, *self._terms[:1], alone=bool(self._gone))
+        self._program = await self._make_program()
+        self.servers = self._program.servers
+        found = await self._agree()
         if self.copies is not None and isinstance(found, Go):
             self.copies.agreed(found.version, self._gone)
         self._missed(found.unseen)
@@ -126,11 +125,17 @@ class Run:
         )
         self._watching += [asyncio.ensure_future(work) for work in (self._watch(), self._watcher.watch())]
 
+    async def _agree(self) -> Go | Going:
+        """What all servers agree on; they may wait for one that is lost meanwhile, so that ends it."""
+        agreeing = agree(self._runner, self._program, self._trainer.name, *self._terms[:1], alone=bool(self._gone))
+        return await self._changes.unless(agreeing, lambda: self._check_servers("training cannot begin"))
+
     async def _enter(self, found: Go | Going) -> None:
         """Begin where an opening says."""
         assert isinstance(found, Go)
         version = self._first = self._seen = found.version
-        about = {"client": who(self._session), "policy": policy_to_data(self.policy_at(version))}
+        births = {"births": births_of(self._runner, self._program.servers)}
+        about = {"client": who(self._session), "policy": policy_to_data(self.policy_at(version)), **births}
         for task, begin in zip(self._program.servers, self._program.begin_servers, strict=True):
             await self._command(task, begin(run=self._number, version=version, detached=self._terms, **about))
         await together(self._begin_replica(replica) for replica in range(self._trainer.replicas))
@@ -463,8 +468,7 @@ class Run:
         await self.rest()
         replicas = self._runner.suspects.difference(self.servers)  # which server 0 tells, too
         lost = self._runner.lost | self._left_out | replicas
-        tasks = [task for task in dict.fromkeys(self._began) if task not in lost]
-        await self._end(tasks)
+        await self._end([task for task in dict.fromkeys(self._began) if task not in lost])
         await asyncio.sleep(0)  # for what was said at the end to be heard
         self._hearing.close()
         if self.copies is not None:
@@ -478,7 +482,8 @@ class Run:
         with suppress(FlowrtError, TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
                 if not self.lost_servers and tasks and tasks[0] == self._program.servers[0]:
-                    self.ended_at = await self._runner.command(tasks[0], Stop(self._number, patient=True))
+                    ending = self._runner.command(tasks[0], Stop(self._number, patient=True))
+                    self.ended_at = await self._changes.unless(ending, lambda: self._check_servers("training ends"))
                     if self.ended_at >= 0 or not self.lost_servers:
                         stop, tasks = Stop(self._number, patient=self.ended_at < 0), tasks[1:]
         with suppress(FlowrtError, TimeoutError):

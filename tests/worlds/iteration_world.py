@@ -95,7 +95,9 @@ class World:
         version: int = 0,
         rows: bool = False,
         combine: bool = False,
+        births: tuple[str, ...] = (),
     ) -> None:
+        self.births = births
         self.servers = tuple(f"/job:ps/task:{i}" for i in range(servers))
         self.workers = tuple(f"/job:worker/task:{i}" for i in range(replicas))
         self.policy = AllOf() if take is None else FirstOf(take)
@@ -169,6 +171,7 @@ class World:
             values=() if self.rows else (("", "w"),),
             gather=1 if self.rows else -1,
             seed=0,
+            births=self.births,
         )
         await self.nodes[host.task].answer(role, epoch, plans.__getitem__)  # type: ignore[arg-type]
 

@@ -50,6 +50,7 @@ class BeginServer:
         counted: Of the parts, how many, from the first on, count in sums of squares: others have the rest, too.
         keeps: Whether another server may have to say what this one was ordered, and knows no more: see `ApplyOrder`.
         floor: With how few replicas a version is made, where they come and go; 0 where all are counted on.
+        births: Which process each server is; empty of one that nobody can name.
     """
 
     run: int
@@ -74,6 +75,7 @@ class BeginServer:
     keeps: bool = False
     floor: int = 0
     detached: tuple[Any, ...] = ()
+    births: tuple[str, ...] = ()
 
 
 @valueclass
@@ -106,8 +108,7 @@ class BeginReplica:
         measured: For each server, of each of its parts that count whether it is of rows, where squares are measured.
         source: Where it reads its batches itself, by `Draw`: what of, as `source_to_data` says.
         inputs: What such a batch is made of, in order: (name, dtype, dims).
-        detached: Whether it goes on without a client.
-        births: Which process each server is, in a run that does; empty of one that nobody can name.
+        detached: Whether it goes on without a client; then ``births`` are as in `BeginServer`.
     """
 
     run: int
@@ -145,7 +146,7 @@ class BeginReplica:
 
 @valueclass
 class Stop:
-    """End the run here, once what was ordered is applied; answers the version that server 0 is at, -1 of other tasks.
+    """End the run here, once what was ordered is applied; server 0 answers the version that all are at, others -1.
 
     That is given up in time, and an opening decides; a ``patient`` end is not: -1 is answered, and it comes later. One
     ``at_once`` waits for no other server, as one is lost.
@@ -442,8 +443,7 @@ class Report:
 class Gone:
     """To the client: of a replica that was lost, ``spent`` batches are; no later one counts, so others may have those.
 
-    It says this of this ``incarnation``, and again whenever it is told of its loss.
-    ``why`` says what the client does not know: that the device was lost which it computed on, and its node goes on.
+    Said of this ``incarnation``, whenever server 0 is told of its loss; ``why``, if its device was and its node is not.
     """
 
     run: int

@@ -358,10 +358,11 @@ class Iterations:
             coordination.give_up()
         if tasks := [task for task in ending if task is not None]:
             await asyncio.wait(tasks)
-        return -1 if coordination is None or not coordination.over.is_set() else coordination.version
+        ended = None if coordination is None else coordination.ended
+        return ended.version if ended is not None and ended.whole else -1
 
     async def come_to_rest(self) -> None:
-        """Wait until what was ordered for clients that are away is applied by all servers, but not for long.
+        """Wait until what was ordered for clients that are away is applied by all servers there, but not for long.
 
         Who opens a session then reads variables of one version.
         """

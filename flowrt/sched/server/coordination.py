@@ -2,9 +2,9 @@
 
 Law: the coordinator decides; this file gives its orders, wakes it when it is due, tells the client of each version
 that all servers have applied, and ends the run where it cannot go on or its client does not want it to. Everybody is
-told of that once nothing is left to apply that was ordered, however long that takes. Nothing is ordered while the
-client is away. There is one timer at most, none while no policy waits for a time, and none once the run is over. A run
-that needs no client is `Undriven`'s.
+told of that once nothing is left to apply that was ordered, however long that takes; but nobody waits for a server
+whose process is gone. Nothing is ordered while the client is away. There is one timer at most, none while no policy
+waits for a time, and none once the run is over. A run that needs no client is `Undriven`'s.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from flowrt.sched.drivers.messages import (
     Update,
     make_order,
 )
+from flowrt.sched.drivers.way import may_be
 from flowrt.sched.policies import asking, policy_from_data
 from flowrt.sched.server.reporting import Reporting
 from flowrt.sched.versions.coordinator import Coordinator
@@ -85,6 +86,7 @@ class Coordination:
         self._due: float | None = None  # when that wakes the coordinator
         self._reports: list[Report] = []  # that the client may not have
         self._resting: list[asyncio.Future[None]] = []  # who waits for all to have applied what was ordered
+        self._lost_servers: frozenset[int] = frozenset()  # whose processes are gone
         self._end: Ended | None = None
         self.ended: Ended | None = None  # as everybody was told
         self.over = asyncio.Event()
@@ -270,16 +272,21 @@ class Coordination:
             self._value = self._value.close()
             self._end = Ended(self._role.run, self.version, error, text)
             self._set_timer(self._way.clock())
-        if self._value.settled:
+        if self._rests:
             self._finish()
 
     def give_up(self) -> None:
         """End a run that was to end, whether or not all have applied what was ordered."""
         self._finish()
 
+    @property
+    def _rests(self) -> bool:
+        """Whether all servers have applied what was ordered, but those that are gone."""
+        return self._value.settled or len(self._value.published | self._lost_servers) == len(self._role.servers)
+
     async def wait_rest(self) -> None:
-        """Wait until all servers have applied what was ordered."""
-        while not self._value.settled:
+        """Wait until all servers that are there have applied what was ordered, or the run is over."""
+        while not (self._rests or self.over.is_set()):
             waiter = asyncio.get_running_loop().create_future()
             self._resting.append(waiter)
             await waiter
@@ -305,7 +312,14 @@ class Coordination:
         for task in (CLIENT, *dict.fromkeys((*role.servers[1:], *role.replicas))):
             self._way.post(task, end)
         self.ended = end
+        self._wake_resting()
         self._tell_ended(end.whole)
+
+    def _wake_resting(self) -> None:
+        while self._resting:
+            waiter = self._resting.pop()
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _resume(self) -> None:
         """Go on where nothing could be ordered."""
@@ -330,7 +344,15 @@ class Coordination:
         """A replica leaves with what it has begun. Who has the rest, the client says."""
 
     def lose_node(self, task: str, birth: str) -> Iterable[Lost]:
-        """A process is gone, as this node sees: answers what is to be heard of that. Who is lost, the client says."""
+        """A process is gone, as this node sees: answers what is to be heard of that.
+
+        Who is lost, the client says; but a server that was takes no order any more, which others may wait for. That
+        another process than takes part is gone, which was that task before, is said late.
+        """
+        births = dict(zip(self._role.servers, self._role.births, strict=False))  # without them, any is meant
+        if task in self._role.servers and may_be(birth, births.get(task, "")):
+            self._lost_servers |= {self._role.servers.index(task)}
+            self._see_rest()
         return ()
 
     def _allow(self, message: Allow) -> None:
@@ -386,12 +408,14 @@ class Coordination:
             self._keep(report)
             if asking.prepares(self._steady.policy):
                 asyncio.get_running_loop().call_soon(self._prepare)
+        self._see_rest()
+
+    def _see_rest(self) -> None:
+        """Where all have applied what was ordered, tell who waits for that, and end a run that is to end."""
+        if (self._end is not None or self._resting) and self._rests:
             if self._end is not None:
                 self._finish()
-            while self._resting:
-                waiter = self._resting.pop()
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._wake_resting()
 
     def _prepare(self) -> None:
         """Have the policy get ready for the open version, now that replicas were told of it."""

@@ -363,6 +363,32 @@ async def test_who_comes_while_a_client_is_away_waits_until_all_have_applied_wha
         assert made.state() == [(-1, 1)] * 2
 
 
+async def test_nobody_waits_for_a_server_whose_process_is_gone_to_apply_what_was_ordered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seconds in ("SETTLE_SECONDS", "REST_SECONDS"):
+        monkeypatch.setattr(iterations_module, seconds, 1000.0)
+    async with world(1, 3, births=("a", "b", "c")) as made:
+        made.give(0, 1)
+        made.settle()
+        made.allow(1)
+        node, gone = made.nodes[made.servers[0]], made.servers[1]
+        made.alive = False
+        waiting = [asyncio.ensure_future(node.come_to_rest()) for _ in range(2)]
+        stopping = asyncio.ensure_future(node.answer(Stop(RUN), "epoch", none))
+        node.lost(gone, "the one before b")
+        made.settle(without=[gone, made.servers[2]])
+        node.lost(gone, "b")
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in (*waiting, stopping))  # for the third one, which is there
+        made.settle(without=[gone])
+        await asyncio.wait(waiting)
+        assert await stopping == -1  # of one that is gone nobody knows what it made
+        assert made.state() == [(-1, 1), (0, 0), (-1, 1)]
+        assert made.nodes[made.servers[2]].going == 0
+        await node.come_to_rest()
+
+
 async def test_who_lacks_what_a_server_has_is_told_to_whoever_looks_until_the_container_is_reset() -> None:
     async with world() as made:
         node, look = made.nodes[made.servers[0]], Look("", "trainer", ("step",))

@@ -562,6 +562,41 @@ def test_who_comes_after_a_client_and_a_server_died_waits_for_neither() -> None:
             assert simulate(random.Random(seed), lambda seed=seed, victim=victim: begin(seed, victim)) < 1.0
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["another client comes", "the client leaves"])
+def test_nobody_waits_for_a_server_that_is_lost_meanwhile_to_apply_what_was_ordered(leaves: bool) -> None:
+    async def end(seed: int) -> float:
+        ordered = asyncio.Event()
+
+        def lose(message: Any) -> bool:
+            late = isinstance(message, ApplyOrder) and message.version == 2
+            if late:
+                ordered.set()
+            return late
+
+        world = CopiesWorld(random.Random(seed), AllOf(), replicas=2, servers=2, faults=Faults(at=lose))
+        async with left_in_order(world):
+            training = world.client("one").run(batches())
+            first, loop = asyncio.ensure_future(train_on(training)), asyncio.get_running_loop()
+            await ordered.wait()
+            if not leaves:
+                world.kill_client("one")
+                await asyncio.sleep(1.0)  # in which the nodes learn of it
+            first.cancel()
+            began = loop.time()
+            loop.call_later(world.rng.uniform(0.0, 0.1), world.end, 1, False)
+            if leaves:
+                await asyncio.wait([first])
+                return loop.time() - began
+            other = world.client("two").run(batches(100))
+            assert (await anext(other)).step in (3, 4)
+            took = loop.time() - began
+            await other.aclose()
+            return took
+
+    for seed in range(5):
+        assert simulate(random.Random(seed), lambda seed=seed: end(seed)) < 1.0
+
+
 async def train_on(training: AsyncIterator[StepReport]) -> None:
     async for _ in training:
         pass
