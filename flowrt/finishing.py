@@ -34,3 +34,16 @@ async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> None:
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
+
+
+async def pipelined(works: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """Await all, of which each is begun once the one before waits for something: what computes here and is then
+    another's to do goes on there meanwhile. Raises the first error, which ends the others.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+                await asyncio.sleep(0)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

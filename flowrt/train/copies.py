@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.errors import FlowrtError, NodeLost, RemoteError
 from flowrt.base.plan import Plan, PlanNode
-from flowrt.finishing import together
+from flowrt.finishing import pipelined, together
 from flowrt.passes import Client, Compiled, StandIn, StandIns
 from flowrt.sched.drivers.following import FollowNobody
 from flowrt.sched.drivers.inquiries import Hash, Lacking, Look
@@ -231,13 +231,15 @@ class Copies:
         for task in sorted(lost - self._runner.lost):
             self.tell_to_end(task, self.newest)
         own, copied = dict[str, int | None](), dict[str, int | None]()
-        for task in tasks:
-            if task not in lost:
-                with suppress(TimeoutError):  # where one that was left out does not come to rest: it is left out again
-                    async with asyncio.timeout(REST_SECONDS if self._whole and not known[task] else None):
-                        version = await self._version_at_rest(task)
-                        copied[task] = await self._version(task, self._holders.steps[self._holders.before(task)])
-                        own[task] = version
+
+        async def ask(task: str) -> None:
+            with suppress(TimeoutError):  # where one that was left out does not come to rest: it is left out again
+                async with asyncio.timeout(REST_SECONDS if self._whole and not known[task] else None):
+                    version = await self._version_at_rest(task)
+                    copied[task] = await self._version(task, self._holders.steps[self._holders.before(task)])
+                    own[task] = version
+
+        await pipelined(ask(task) for task in tasks if task not in lost)
         self._rest = frozenset(own)
         self._any = any(version is not None for held in (own, copied) for version in held.values())
         lacking = self._said_to_lack(own)

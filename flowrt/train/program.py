@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import replace, valueclass
+from flowrt.finishing import pipelined
 from flowrt.passes import Compiled, Ends, StandIn, StandIns
 from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.prune import prune, reads_of
@@ -96,9 +97,12 @@ class ProgramParts:
     async def make(self) -> None:
         """Give each node that is there its plans, if it has none."""
         lost, gone = self._runner.lost, away(self._runner, self._trainer)
-        for tower in self._trainer.towers:
-            if tower.node not in gone and tower.replica not in self.towers:
-                self.towers[tower.replica] = await self._make_tower(tower)
+        await pipelined(
+            self._add_tower(tower)
+            for tower in self._trainer.towers
+            if tower.node not in gone and tower.replica not in self.towers
+        )
+        self.towers = dict(sorted(self.towers.items()))
         await self._make_applies([task for task in self._tasks if task not in self._applies and task not in lost])
         asked = next(iter(self.towers.values())).asked
         for task in self._applies:
@@ -148,8 +152,7 @@ class ProgramParts:
     async def _make_applies(self, tasks: Sequence[str]) -> None:
         """Make what moves the variables that are held on each of ``tasks``."""
         if self._twice:
-            for task in tasks:
-                self._applies[task] = await self._make_apply(task)
+            await pipelined(map(self._add_apply, tasks))
         elif tasks:
             plans = self._compile_held([], [shard.apply for shard in self.shards], self._fed(), ends=Ends.USED).plans
             if others := sorted(plans.keys() - set(self._tasks)):
@@ -157,13 +160,13 @@ class ProgramParts:
             number = await self._runner.install(plans)
             self._applies = {task: (number, plan) for task, plan in plans.items()}
 
-    async def _make_apply(self, task: str) -> tuple[int, Plan]:
-        """What moves the variables of a task, and those of another that it holds too."""
+    async def _add_apply(self, task: str) -> None:
+        """Make what moves the variables of a task, and those of another that it holds too."""
         applies = [self.shards[server].apply for server in self.held(task)]
         plans = self._compile_held([], applies, self._fed(), ends=Ends.USED, stand_ins=self._as_if(task)).plans
         if others := sorted(plans.keys() - {task}):
             raise self._elsewhere(others, f"copies={self._trainer.copies} has no copy of it; place that beside all of")
-        return await self._runner.install(plans), plans[task]
+        self._applies[task] = await self._runner.install(plans), plans[task]
 
     def _as_if(self, task: str) -> StandIns:
         """A task in place of the one whose variables it holds too."""
@@ -286,6 +289,9 @@ class ProgramParts:
         if tower.local is None:
             return self._compile(_fetches(tower), [], [*asked.feeds, *reads], ends=Ends.FETCHED)
         return self._compile(_fetches(tower), [tower.local.step], asked.feeds, ends=Ends.FETCHED)
+
+    async def _add_tower(self, tower: Tower) -> None:
+        self.towers[tower.replica] = await self._make_tower(tower)
 
     async def _make_tower(self, tower: Tower) -> _Tower:
         asked = self._asked(tower)

@@ -194,6 +194,29 @@ async def endless() -> AsyncIterator[dict[str, np.ndarray]]:
     await asyncio.Event().wait()
 
 
+async def test_nodes_take_in_the_plans_of_all_replicas_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fr.Graph() as graph:
+        trainer = trainer_of(replicas=4)
+    async with fr.Session(graph) as session:
+        runner, towers, all_there = session._open(), 0, asyncio.Event()
+        install = runner.install
+
+        async def install_with_all(plans: Any) -> int:
+            nonlocal towers
+            towers += 1
+            if towers == trainer.replicas:
+                all_there.set()
+            try:
+                async with asyncio.timeout(10):
+                    await all_there.wait()
+            except TimeoutError:
+                raise AssertionError(f"{towers} of 4") from None
+            return await install(plans)
+
+        monkeypatch.setattr(runner, "install", install_with_all)
+        assert len(await reports_of(trainer, session, batches(8))) == 2
+
+
 async def test_an_iteration_is_told_when_another_begins_or_the_state_is_reset() -> None:
     with fr.Graph() as graph:
         trainer = trainer_of()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from copies_world import CopiesWorld
 from policy_world import AllOfThoseLeft, Hasty, Patient
-from schedule_world import SUSPECT, Faults, Violation, World, batches
+from schedule_world import SUSPECT, Faults, Runner, Violation, World, batches
 from sim_loop import simulate
 
 from flowrt.base.errors import GraphError, NodeLost, RemoteError
@@ -560,6 +560,32 @@ def test_who_comes_after_a_client_and_a_server_died_waits_for_neither() -> None:
     for seed in range(5):
         for victim in range(3):
             assert simulate(random.Random(seed), lambda seed=seed, victim=victim: begin(seed, victim)) < 1.0
+
+
+def test_servers_are_asked_at_once_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, most = set[str](), 0
+    command = Runner.command
+
+    async def watched(runner: Runner, task: str, message: Any) -> Any:
+        nonlocal most
+        asked.add(task)
+        most = max(most, len(asked))
+        try:
+            return await command(runner, task, message)
+        finally:
+            asked.discard(task)
+
+    async def look() -> None:
+        world = CopiesWorld(random.Random(0), AllOf(), replicas=2, servers=3)
+        async with left_in_order(world):
+            steps = world.client("one")
+            copies = await steps._trainer.copies_on(steps._session)
+            monkeypatch.setattr(Runner, "command", watched)
+            await copies.find_gone()
+            monkeypatch.undo()
+
+    simulate(random.Random(0), look)
+    assert most == 3
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["another client comes", "the client leaves"])
