@@ -27,7 +27,8 @@ bytes before; then the content: a MessagePack array of the record's kind, a numb
 What a killed process or a power cut leaves of the last record, or zeros in its place, is passed over in reading, and
 cut off in writing. Whatever else does not fit its checksums is refused, with its place. A record is handed to the
 system before what it tells of is acted upon, so a killed client loses none; it is forced to the disk before every
-checkpoint. One process at a time writes, which ``flock`` sees to.
+checkpoint. One process at a time writes, which ``flock`` sees to. That who goes on with a long ledger need not take in
+all of it, there is a summary beside it, ``<ledger>.summary``, which may be deleted: see `summary`.
 """
 
 from flowrt.ledger.ledger import Ledger, Version

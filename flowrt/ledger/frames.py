@@ -26,16 +26,17 @@ def framed(data: Any) -> bytes:
     return b"".join((head, _SUM.pack(crc32(head)), content))
 
 
-def records_in(data: bytes, name: str) -> Iterator[tuple[int, Any]]:
+def records_in(data: bytes, name: str, start: int = 0) -> Iterator[tuple[int, Any]]:
     """Where each whole record ends in ``data``, the bytes of the file ``name``, and what it holds.
 
-    It ends with the last whole one. Raises `LedgerError` where something is damaged.
+    Those are passed over that end by ``start``. It ends with the last whole one. Raises `LedgerError` where something
+    is damaged.
     """
     if data[: len(MAGIC)] != MAGIC:
         if MAGIC.startswith(data):
             return  # it was cut off as it was made
         raise LedgerError(f"{name} is no ledger: it begins with {data[: len(MAGIC)]!r}, expected {MAGIC!r}")
-    at = len(MAGIC)
+    at = max(start, len(MAGIC))
     while len(data) - at >= HEAD:
         size, expected = _HEAD.unpack_from(data, at)
         if _SUM.unpack_from(data, at + _HEAD.size)[0] != crc32(data[at : at + _HEAD.size]):

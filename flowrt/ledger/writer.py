@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from flowrt.base.errors import LedgerError
 from flowrt.checkpoints.folders import sync_parents
@@ -33,6 +34,7 @@ from flowrt.ledger.records import (
     record_from_data,
     record_to_data,
 )
+from flowrt.ledger.summary import EVERY, read_summary, write_summary
 
 OLDER = "the variables were restored from an older checkpoint, or reset"
 
@@ -46,12 +48,15 @@ class Writer:
     def __init__(self, path: str | os.PathLike[str], setup: Setup) -> None:
         self.path = Path(path)
         self.account = Account()
+        self._checksum = 0  # of all bytes before the end
+        self._summed = 0  # the end as the summary has it
         self._setup = setup
         self._file = self._open()
         _writers.add(self)
         try:
             self._end = self._read()
             self._check(self.account.setup)
+            self._sum_up()
             if self.account.setup != setup:
                 self._append(setup)
         except BaseException:
@@ -171,8 +176,9 @@ class Writer:
     def _read(self) -> int:
         """Take in what the file holds, and cut off what is not whole; answers its end."""
         data = self.path.read_bytes()
-        end = 0
-        for end, record in records_in(data, str(self.path)):
+        self.account, self._summed = read_summary(self.path, data)
+        end = self._summed
+        for end, record in records_in(data, str(self.path), self._summed):
             self.account.take(record_from_data(record, f"{self.path} before byte {end}"))
         if len(data) < len(MAGIC):
             os.ftruncate(self._file, 0)
@@ -182,6 +188,7 @@ class Writer:
         end = max(end, len(MAGIC))
         if len(data) > end:
             os.ftruncate(self._file, end)
+        self._checksum = crc32(data[:end] if len(data) >= end else MAGIC)
         return end
 
     def _check(self, found: Setup | None) -> None:
@@ -209,7 +216,15 @@ class Writer:
                 "batches could not be accounted for"
             ) from error
         self._end += written
+        self._checksum = crc32(data, self._checksum)
         self.account.take(record)
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Spare who comes next what was written since the last summary, if it is much."""
+        if self._end - self._summed >= EVERY:
+            write_summary(self.path, self.account, self._end, self._checksum)
+            self._summed = self._end
 
     def _cut(self) -> None:
         """Take away what was written of a record; if that fails too, readers pass over it."""

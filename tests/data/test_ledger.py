@@ -15,9 +15,12 @@ from places import PYTHONPATH
 
 import flowrt as fr
 from flowrt.base.errors import LedgerError
+from flowrt.ledger import writer as writing
 from flowrt.ledger.__main__ import main
-from flowrt.ledger.frames import MAGIC, framed
+from flowrt.ledger.account import Account
+from flowrt.ledger.frames import HEAD, MAGIC, framed
 from flowrt.ledger.records import Begun, Handed, Made, Over, Setup, record_to_data
+from flowrt.ledger.summary import summary_of
 from flowrt.ledger.writer import Writer
 
 if TYPE_CHECKING:
@@ -198,6 +201,66 @@ def test_a_ledger_in_which_any_bit_is_flipped_is_refused_with_the_place(tmp_path
             with pytest.raises(LedgerError, match=expected):
                 read(bad)
         assert bad.read_bytes() == flipped
+
+
+def write_many(path: Path, steps: int) -> Writer:
+    """A ledger of a run that goes on: of each step a batch was kept, one late, and one is unused or with a replica."""
+    writer = Writer(path, setup(policy={**POLICY, "more": (1.5, None)}))
+    writer.begin(1 << 60, 0)
+    for step in range(steps):
+        for replica in range(3):
+            writer.hand(replica, step + 1, [3 * step + replica])
+        writer.made(report(step, (0, step + 1, KEPT), (1, step + 1, LATE), run=1 << 60))
+        if step % 2:
+            writer.returned(2, [3 * step + 2])
+    return writer
+
+
+def test_who_goes_on_with_a_long_ledger_takes_in_what_came_since_its_summary_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "EVERY", 2000)
+    path = tmp_path / "some.ledger"
+    write_many(path, 300).close()
+    summed = Writer(path, setup())
+    taken, take = [], Account.take
+    monkeypatch.setattr(Account, "take", lambda account, record: taken.append(record) or take(account, record))
+    summed.close()
+    again = Writer(path, summed.account.setup or setup())
+    again.close()
+    assert 0 < len(taken) < 2000 // HEAD
+    summary_of(path).unlink()
+    whole = Writer(path, summed.account.setup or setup())
+    whole.close()
+    assert len(taken) > 1000
+    assert vars(again.account) == vars(whole.account)
+    assert (whole.account.violations, len(whole.account.held)) == ([], 150)
+
+
+def test_a_summary_that_is_amiss_or_of_other_bytes_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "EVERY", 500)
+    path, beside = tmp_path / "some.ledger", summary_of(tmp_path / "some.ledger")
+    write_many(path, 40).close()
+    data, summary = path.read_bytes(), beside.read_bytes()
+    beside.unlink()
+    whole = Writer(path, setup())
+    whole.close()
+    for cut in range(0, len(summary), 7):
+        for amiss in (summary[:cut], summary[:cut] + bytes([summary[cut] ^ 1]) + summary[cut + 1 :]):
+            path.write_bytes(data)
+            beside.write_bytes(amiss)
+            other = Writer(path, setup())
+            other.close()
+            assert other.account.states == whole.account.states
+    beside.write_bytes(summary)
+    path.write_bytes(data[: len(data) // 2])
+    Writer(path, setup()).close()
+    assert fr.Ledger(path).drawn < len(whole.account.states)
+    path.write_bytes(data[:600] + bytes([data[600] ^ 1]) + data[601:])
+    with pytest.raises(LedgerError, match="is damaged at byte"):
+        Writer(path, setup())
 
 
 def test_one_process_at_a_time_writes_a_ledger(tmp_path: Path) -> None:
