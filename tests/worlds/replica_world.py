@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from policy_world import TellingApart
 
 from flowrt.base.collection import held_back
 from flowrt.base.errors import GraphError, InternalError
+from flowrt.base.valueclass import replace
 from flowrt.sched.policies import AllOf, Close
 from flowrt.sched.versions.book import Book
 from flowrt.sched.versions.coordinator import Coordinator
@@ -73,7 +73,9 @@ class Values:
         self.renamed: dict[tuple, int] = {}
 
     def number(self, value: Any) -> int:
-        """A number for ``value``, the same for equal ones."""
+        """A number for ``value``, the same for equal ones. NaN is one value here: what was not measured is alike."""
+        if isinstance(value, Coordinator) and math.isnan(value.square):
+            value = replace(value, square=math.nan)
         found = self.numbers.setdefault(value, len(self.values))
         if found == len(self.values):
             self.values.append(value)
@@ -84,19 +86,33 @@ class Values:
         key = (number, method, arguments)
         found = self.answers.get(key)
         if found is None:
-            try:
-                answer = getattr(self.values[number], method)(*arguments)
-            except (InternalError, GraphError) as error:
-                raise Violation(f"{method}{arguments}: {error}") from error
-            value, extra = answer if isinstance(answer, tuple) else (answer, None)
-            found = self.answers[key] = (self.number(value), extra)
+            found = self.answers[key] = self.answer(number, method, *arguments)
         return found
+
+    def answer(self, number: int, method: str, *arguments: Any) -> tuple[int, Any]:
+        """What `ask` remembers."""
+        asked = self.values[number]
+        try:
+            answer = getattr(asked, method)(*arguments)
+        except (InternalError, GraphError) as error:
+            raise Violation(f"{method}{arguments}: {error}") from error
+        value, extra = answer if isinstance(answer, tuple) else (answer, None)
+        return number if value is asked else self.number(value), extra
 
     def renumbered(self, number: int, order: tuple[int, ...], servers: tuple[int, ...]) -> int:
         key = (number, order, servers)
         if key not in self.renamed:
             self.renamed[key] = self.number(renamed(self.values[number], order, servers))
         return self.renamed[key]
+
+
+class Facts(NamedTuple):
+    """What a coordinator says of itself."""
+
+    version: int
+    begun: tuple[bool, ...]  # by replica, whether it has begun the version
+    stuck: bool
+    due: float | None
 
 
 class World(Values):
@@ -121,6 +137,8 @@ class World(Values):
         self.square = (1.0,) if policy.measures else ()  # of every update and mean, on each server
         self.arrivals: dict[tuple, list[tuple]] = {}
         self.news: dict[tuple, list[tuple]] = {}
+        self.events: dict[tuple, tuple] = {}
+        self.facts: dict[int, Facts] = {}
         self.columns: dict[Any, int] = {}
         self.views: dict[int, tuple[int, ...]] = {}
         self.sizes: dict[int, tuple] = {}
@@ -146,7 +164,16 @@ class World(Values):
         )
 
     def done(self, state: State) -> bool:
-        return self.values[state.coordinator].version == self.versions
+        return self._facts(state.coordinator).version == self.versions
+
+    def _facts(self, number: int) -> Facts:
+        """What the coordinator of that number says, asked once."""
+        found = self.facts.get(number)
+        if found is None:
+            value = self.values[number]
+            begun = tuple(value.begun(replica) > 0 for replica in self.replicas)
+            found = self.facts[number] = Facts(value.version, begun, value.stuck() is not None, value.due)
+        return found
 
     def steps(self, state: State) -> Iterator[tuple[bool, State]]:
         """Every state that follows, and whether a network that loses what crashed replicas sent still leads there."""
@@ -159,13 +186,14 @@ class World(Values):
             yield from self._applies(state, server)
             for version in range(state.applied[server]):
                 yield True, self._coordinate(state, "publish", server, version, state.clock, *self.square)[0]
-        coordinator = self.values[state.coordinator]
-        if coordinator.version < self.versions and coordinator.stuck() is not None:
+        version, _, stuck, due = self._facts(state.coordinator)
+        if version < self.versions and stuck:
+            coordinator = self.values[state.coordinator]
             if state.calm or self._would_close(coordinator.quorum):
                 raise Violation(f"a version was given up although it could close: {coordinator}")
             yield True, self._coordinate(state, "abandon", state.clock)[0]
-        if coordinator.version < self.versions and coordinator.due is not None:
-            yield True, self._wake(state, coordinator.due)
+        if version < self.versions and due is not None:
+            yield True, self._wake(state, due)
 
     def _wake(self, state: State, due: float) -> State:
         """The time comes that the policy waits for, sooner or later than anything else."""
@@ -173,24 +201,39 @@ class World(Values):
         return self._coordinate(woken, "tick", woken.clock)[0]
 
     def _coordinate(self, state: State, method: str, *arguments: Any) -> tuple[State, Any]:
-        number, answer = self.ask(state.coordinator, method, *arguments)
+        number, answer, chosen = self._event(state.coordinator, state.clock, method, *arguments)
         if number == state.coordinator:
             return state, answer
-        told, before = state.told, self.values[state.coordinator].version
-        coordinator = self.values[number]
-        if coordinator.version > before:
-            self._account(state, before, coordinator)
-        elif coordinator.decided(before) != self.values[state.coordinator].decided(before) is not None:
-            raise Violation(f"the set of version {before} was fixed again: {coordinator.decided(before)}")
-        number, chosen = self.ask(number, "order", state.clock)
+        told, before, version = state.told, self._facts(state.coordinator).version, self._facts(number).version
+        if version > before:
+            self._account(state, before, self.values[number])
         if chosen is not None:
-            if chosen != coordinator.decided(coordinator.version):
-                raise Violation(f"{chosen} was ordered, the set is {coordinator.decided(coordinator.version)}")
-            if any(version == coordinator.version for version, _ in told):
-                raise Violation(f"version {coordinator.version} was ordered twice")
-            told = (*told, (coordinator.version, chosen))
+            if any(ordered == version for ordered, _ in told):
+                raise Violation(f"version {version} was ordered twice")
+            told = (*told, (version, chosen))
         after = state._replace(coordinator=number, told=told)
-        return (after if coordinator.version == before else self._past(after, before)), answer
+        return (after if version == before else self._past(after, before)), answer
+
+    def _event(self, number: int, clock: float, method: str, *arguments: Any) -> tuple[int, Any, Any]:
+        """What a coordinator comes to by an event and the order that is then due, its answer, and the set ordered."""
+        key = (number, clock, method, arguments)
+        found = self.events.get(key)
+        if found is None:
+            after, answer = self.answer(number, method, *arguments)
+            chosen = None
+            if after != number:
+                self._check_decision(self.values[number], self.values[after])
+                after, chosen = self.answer(after, "order", clock)
+                value = self.values[after]
+                if chosen is not None and chosen != value.decided(value.version):
+                    raise Violation(f"{chosen} was ordered, the set is {value.decided(value.version)}")
+            found = self.events[key] = after, answer, chosen
+        return found
+
+    def _check_decision(self, before: Coordinator, after: Coordinator) -> None:
+        version = before.version
+        if after.version == version and after.decided(version) != before.decided(version) is not None:
+            raise Violation(f"the set of version {version} was fixed again: {after.decided(version)}")
 
     def _past(self, state: State, version: int) -> State:
         """Blur what was sent for a published version: every part and report of a tower that began may still come.
@@ -235,15 +278,12 @@ class World(Values):
         return len(kept) >= policy.least(len(self.replicas)) if size is None else len(kept) == size
 
     def _tower(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
-        version = self.values[state.coordinator].version
-        if not state.alive[replica] or version >= self.versions:
+        version, has_begun, _, _ = self._facts(state.coordinator)
+        if not state.alive[replica] or version >= self.versions or has_begun[replica]:
             return
-        if self.values[state.coordinator].begun(replica):
-            return
-        begun, _ = self._coordinate(
-            state, "ready", replica, self.values[state.coordinator].spent[replica] + 1, state.clock
-        )
-        if not self.values[begun.coordinator].begun(replica):
+        batch = self.values[state.coordinator].spent[replica] + 1
+        begun, _ = self._coordinate(state, "ready", replica, batch, state.clock)
+        if not self._facts(begun.coordinator).begun[replica]:
             return
         for broken in ((), (0,), (1,), SERVERS) if state.faults else ((),):
             tries = put(state.tries, replica, (*state.tries[replica], (version, broken, False)))
@@ -292,7 +332,8 @@ class World(Values):
     def _reports(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
         key = (state.coordinator, replica, state.reports[replica], state.clock)
         if key not in self.news:
-            self.news[key] = [said for said in self._said(*key[1:]) if self.ask(key[0], "held", *said)[0] != key[0]]
+            told = ((said, self._event(key[0], state.clock, "held", *said)) for said in self._said(*key[1:]))
+            self.news[key] = [said for said, (after, *_) in told if after != key[0]]
         for said in self.news[key]:
             yield True, self._coordinate(state, "held", *said)[0]
 
@@ -355,27 +396,19 @@ class World(Values):
 
     def _sorted(self, state: State) -> State:
         first, second = state.shards
-        columns = zip(
-            self._view(state.coordinator),
-            self._view(first),
-            self._view(second),
-            state.tries,
-            state.reports,
-            state.alive,
-            strict=True,
-        )
-        keys = list(map(self._column, columns))
-        order = tuple(sorted(self.replicas, key=keys.__getitem__))
+        views = self._view(state.coordinator), self._view(first), self._view(second)
+        columns = list(zip(*views, state.tries, state.reports, state.alive, strict=True))
+        order = tuple(sorted(self.replicas, key=columns.__getitem__))
         return state if order == tuple(self.replicas) else self._rename(state, order)
 
     def _view(self, number: int) -> tuple[int, ...]:
-        if number not in self.views:
-            self.views[number] = tuple(self._column(view(self.values[number], replica)) for replica in self.replicas)
-        return self.views[number]
-
-    def _column(self, said: tuple) -> int:
-        """A number for what is said of a replica, the same for equal ones."""
-        return self.columns.setdefault(said, len(self.columns))
+        """A number for what a value says of each replica, the same for equal words."""
+        found = self.views.get(number)
+        if found is None:
+            said = (view(self.values[number], replica) for replica in self.replicas)
+            found = tuple(self.columns.setdefault(one, len(self.columns)) for one in said)
+            self.views[number] = found
+        return found
 
     def _rename(self, state: State, order: tuple[int, ...]) -> State:
         name = {old: new for new, old in enumerate(order)}

@@ -91,6 +91,12 @@ def test_no_reachable_state_breaks_the_protocol_when_a_replica_leaves_and_comes_
     assert found.complete > 0
 
 
+def test_coordinators_that_differ_in_what_was_not_measured_have_one_number() -> None:
+    world = World(FirstOf(2))
+    first = world.values[world.start.coordinator]
+    assert world.number(replace(first, square=float("nan"))) == world.number(replace(first, square=float("nan")))
+
+
 @dataclass
 class Net:
     """Two servers, a coordinator and replicas, joined by a network that loses, repeats and reorders."""
