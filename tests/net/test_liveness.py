@@ -189,6 +189,7 @@ def test_a_looker_that_is_held_again_and_again_suspects_nobody() -> None:
     assert standings == []
 
 
+@pytest.mark.settled
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_was_measured_nobody_who_is_well_is_lost_and_who_is_silent_is_found(seed: int) -> None:
     """25,000 tasks of a kind of their own each, with pauses of up to 25 s, heard by a looker that is held as well."""

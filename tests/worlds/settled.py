@@ -1,8 +1,9 @@
 """Tests that come to the same of the same files: where the suite is shared out, one that passed is not run again.
 
-A module says of its tests that they are ``settled``: they search all that can happen, and no thread, clock, socket,
-hash or machine has a part in it. What passed is kept where kernels are (`kept`), with the files behind the module:
-those that it imports and that these import, each by name. Where one process runs what it was asked for, all of it runs.
+A module says of its tests, or of one, that they are ``settled``: they search all that can happen, or follow many cases
+drawn from a seed, and no thread, clock, socket, hash or machine has a part in it. What passed is kept where kernels are
+(`kept`), with the files behind the module: those that it imports and that these import, each by name. Where one process
+runs what it was asked for, all of it runs.
 """
 
 from __future__ import annotations
