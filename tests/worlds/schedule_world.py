@@ -611,6 +611,7 @@ class World:
             nodes=self.replicas,
             policy=self.policy,
             local_steps=1,
+            overlap=0,
             copies=1,
             late=self.late,
             shards=[None] * len(self.servers),
