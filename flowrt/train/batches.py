@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = "tuple[np.ndarray[Any, Any], ...]"
 TOGETHER = 6  # batches that one message brings to a replica, where they are small
-EARLIER = 2  # so many batches before a replica would wait for one, those that go together are drawn and sent
+EARLIER = 2  # so many batches before a replica would wait for one, it is sent what there is, complete or not
 LONG = 1e-3  # seconds of drawing, after which what nobody lacks yet is left for the next time
 SMALL, FEW = 60 << 10, 96  # bytes, and arrays, that these have at most: they are received in one go
 

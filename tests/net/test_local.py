@@ -26,7 +26,7 @@ from flowrt.net.door.transport import Bounds, Connection, connect, serve
 from flowrt.net.stream import local as local_module
 from flowrt.net.stream import shared
 from flowrt.net.stream.local import Local
-from flowrt.net.wire.frames import LentPlace
+from flowrt.net.wire.frames import LentPlace, frame
 from flowrt.net.wire.handshake import name_told_as
 from flowrt.sched.executor import own
 from flowrt.sched.host.memory import Memory
@@ -294,7 +294,7 @@ async def test_a_variable_is_copied_where_it_is_sent_and_seen_where_it_is_posted
         variable = ends.memory.lasting((FLOATS,), np.dtype("float32"))
         variable[:] = 1
         sent = (await ends.carry({"x": variable}))["x"]
-        ends.client.post({"x": variable})
+        ends.client.post_frame(frame({"x": variable}))
         posted = (await ends.server.receive())["x"]
         assert (posted == 1).all()
         variable[:] = 2

@@ -18,6 +18,7 @@ from flowrt.net.door.tokens import new_token
 from flowrt.net.door.transport import Bounds
 from flowrt.net.master.master import Master
 from flowrt.net.node.node import NetworkNode
+from flowrt.net.wire.frames import frame
 from flowrt.net.wire.messages import is_posted, register_kinds
 from flowrt.sched.host.host import Host
 
@@ -46,7 +47,7 @@ async def test_what_is_posted_and_what_is_sent_arrives_in_one_order() -> None:
         for number, size in enumerate(sizes):
             message = {"number": number, "x": np.full(size, number, np.uint8)}
             if number % 3:
-                client.post(message)
+                client.post_frame(frame(message))
             else:
                 tasks.create_task(client.send(message))
                 await asyncio.sleep(0)
@@ -62,17 +63,17 @@ async def test_what_a_stopped_peer_is_posted_waits_uncopied_up_to_a_bound() -> N
     async with pair(bounds) as (client, server):
         server._stream.transport.pause_reading()
         array = np.zeros(MIB, np.uint8)
-        client.post(array)
+        client.post_frame(frame(array))
         assert client.waiting == 1
-        client.post(array)
+        client.post_frame(frame(array))
         array[:] = 7  # not taken yet, so this is what arrives
         for number in range(8):
-            client.post(number)
+            client.post_frame(frame(number))
         with pytest.raises(SpecError):
-            client.post({1: 2})
+            client.post_frame(frame({1: 2}))
         assert not client.closed
         with pytest.raises(BrokenStream, match="does not read, and 10 messages wait"):
-            client.post("one too many")
+            client.post_frame(frame("one too many"))
         assert client.closed
 
 
@@ -80,26 +81,26 @@ async def test_what_a_stopped_peer_is_posted_waits_uncopied_up_to_a_bound() -> N
 async def test_what_was_posted_is_written_before_the_connection_closes() -> None:
     async with pair(Bounds(grace=20.0)) as (client, server):
         for number in range(4):
-            client.post({"number": number, "x": np.zeros(4 * MIB, np.uint8)})
+            client.post_frame(frame({"number": number, "x": np.zeros(4 * MIB, np.uint8)}))
         closing = asyncio.ensure_future(client.aclose())
         assert [message["number"] async for message in server] == [0, 1, 2, 3]
         await server.aclose()
         await closing
         with pytest.raises(ClosedError):
-            client.post(1)
+            client.post_frame(frame(1))
 
 
 @on_both_loops_and_ways
 async def test_who_listens_is_told_of_messages_as_they_come_and_then_of_the_end() -> None:
     async with pair() as (client, server):
         heard: list[Any] = []
-        server.post("before")
-        server.post("they listen")
+        server.post_frame(frame("before"))
+        server.post_frame(frame("they listen"))
         listening = asyncio.ensure_future(outcome(client.listen(heard.append)))
         while len(heard) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0)
         for number in range(3000):
-            server.post(number)
+            server.post_frame(frame(number))
         await server.aclose()
         await client.aclose()
         assert heard == ["before", "they listen", *range(3000)][: len(heard)]
@@ -113,8 +114,8 @@ async def test_what_a_listener_raises_ends_its_listening() -> None:
         def refuse(message: Any) -> None:
             raise BrokenStream(f"{message} is not for me")
 
-        server.post(1)
-        server.post(2)
+        server.post_frame(frame(1))
+        server.post_frame(frame(2))
         with pytest.raises(BrokenStream, match="1 is not for me"):
             await client.listen(refuse)
         assert await client.receive() == 2

@@ -387,19 +387,15 @@ class Connection:
         if stream.gone:
             raise stream.ending()
 
-    def post(self, message: Message) -> None:
-        """Send ``message`` without waiting, behind all that was sent before; its arrays stay as they are until then.
+    def post_frame(self, framed: list[Piece]) -> None:
+        """Send a message without waiting, behind all that was sent before; its arrays stay as they are until then.
 
         An array in memory that others of this host see is read there, for as long as the peer keeps what it got: who
         changes it meanwhile changes what the peer sees.
 
-        What the kernel does not take at once is kept, and written as it does. Raises what `send` raises; a peer that
-        lets more than ``Bounds.outbox_messages`` wait is cut off.
+        What the kernel does not take at once is kept, and written as it does. Raises what `send_frame` raises; a peer
+        that lets more than ``Bounds.outbox_messages`` wait is cut off.
         """
-        self.post_frame(frame(message, self._stream.bounds.limits))
-
-    def post_frame(self, framed: list[Piece]) -> None:
-        """`post` of a message that is a frame already."""
         pieces = self._write(framed, changing=True)
         if pieces is None:
             return
