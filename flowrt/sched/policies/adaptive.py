@@ -19,7 +19,7 @@ from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 BUDGET = 0.01  # of all worth may be spent on trying out whether waiting longer pays
-APART = 8  # versions between two such tries, at least; and between two that are not closed at the best number of late
+APART = 8  # versions between two tries, if not all came, and two versions that are not closed at the best number
 SAME = 0.1  # of the time, by which it may differ where the same is decided
 TINY = 1e-12  # does not count
 PATIENCE = 1.5  # times as long as half of the first versions' updates took, their others are waited for
@@ -35,7 +35,7 @@ class History:
         noise: How noisy they are.
         caps: What each number of updates would have come to.
         spare: The worth that may be spent on trying out; below zero, too much was.
-        since: Versions since something was tried out.
+        since: Versions since a try for which not all came, or which did not pay.
         tries: Whether that is due.
         scale: The noise scale that is believed.
         rate: Worth per second, of late.
@@ -65,7 +65,7 @@ class History:
         gained = worth_of(len(came), scale)
         lost = max(0.0, self.caps.rate(scale) * record.seconds - gained) if tried else 0.0
         spare = min(self.spare - lost + BUDGET * gained, 0.2)
-        since = 1 if tried else self.since + 1
+        since = 1 if tried and (missing or lost) else self.since + 1  # where all came, and that paid, they may again
         caps = self.caps.learn(seconds, len(missing), record.closed, record.seconds)
         rate = caps.rate(scale)
         if cap is None and not tried:
@@ -137,9 +137,10 @@ class Adaptive(Policy):
     ended when no longer wait for more updates would gain as much as the same time usually does: optimal stopping of a
     renewal reward (Ross, "Applied Probability Models with Optimization Applications", 1970, ch. 7). How long each
     replica may take yet follows from what was seen of it, see `Arrivals`; what was not waited for is only known to take
-    longer, so now and then a step waits as long as the most that may come would pay for, at 1 % of the worth in all.
-    What no belief is needed for is what closing at a fixed number of updates would have come to, see `Caps`: where that
-    surely was better, it is done, but for one step in eight.
+    longer, so now and then a step waits as long as the most that may come would pay for, at 1 % of the worth in all;
+    while all come then, and that pays, the next one does, too. What no belief is needed for is what closing at a fixed
+    number of updates would have come to, see `Caps`: where that surely was better, it is done, but for one step in
+    eight.
 
     The kept updates are averaged. It follows replicas that become slow, recover, come and go, within some ten steps.
     The wrong choice where every example must count as often as any other, since slow replicas' are dropped more often;

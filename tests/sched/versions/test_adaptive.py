@@ -477,6 +477,17 @@ def test_it_tries_again_and_again_whether_who_was_slow_comes_but_not_all_the_tim
     assert min(np.diff(tried)) >= APART
 
 
+def test_who_came_when_that_was_tried_out_is_waited_for_from_then_on() -> None:
+    policy = trained(40, jittered([1.0, 1.0, 1.0, 6.0], seed=3))
+    times, kept = jittered([1.0, 1.0, 1.0, 1.0], seed=4), list[int]()
+    for step in range(50):
+        who, _, policy, _ = play(policy, times(step))
+        kept.append(len(who))
+    found = kept.index(4)
+    assert found <= APART
+    assert set(kept[found:]) == {4}
+
+
 def test_what_was_not_worth_it_is_not_weighed_again_until_it_has_learnt_from_that() -> None:
     times, reasons, learnt = jittered([1.0, 1.0, 1.0, 4.0], seed=24), list[str](), list[bool]()
     policy = trained(40, times)
