@@ -6,16 +6,17 @@ lanes. When a unit is computed is not decided here: see `flowrt.sched.running`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.base.collection import held_back
-from flowrt.base.errors import ResourceError
+from flowrt.base.errors import DeadTensorError, ResourceError
 from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import writes
 from flowrt.kernels.launch import STATUS
@@ -23,6 +24,7 @@ from flowrt.kernels.store.locking import while_wanted
 from flowrt.sched.demand import find_demands
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.host.memory import amount
+from flowrt.sched.host.shielded import EndedAnyway
 from flowrt.sched.regional import RegionRunner
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, variable_spec
 from flowrt.sched.running import INLINE_SECONDS, StepRun, own, run_words
@@ -108,7 +110,10 @@ class Executor:
         return f"the step needs {amount(need)} of memory, and {self.memory.shortage()}. Its largest tensors: {largest}"
 
     async def run(self, feeds: Sequence[Array], context: RunContext) -> list[Array]:
-        """Run the plan and answer its fetches. Cancelling the caller cancels the run and waits for its kernels."""
+        """Run the plan and answer its fetches. Cancelling the caller cancels the run and waits for its kernels.
+
+        Where it came to its end all the same, it is cancelled by `EndedAnyway`.
+        """
         self.host.check_open()
         feeds = as_arrays(feeds)
         self._admit(feeds)
@@ -116,7 +121,13 @@ class Executor:
         if fetches is not None:
             return fetches
         run = StepRun(self, feeds, context)
-        failure = await run.finish()
+        try:
+            failure = await run.finish()
+        except asyncio.CancelledError:
+            with suppress(DeadTensorError):
+                if run.done and run.error is None:
+                    raise EndedAnyway(run.fetches()) from None
+            raise
         if failure is not None:
             try:
                 raise failure

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.base.errors import FeedError, GraphError, user_site
+from flowrt.base.errors import FeedError, GraphError, SpecError, user_site
 from flowrt.base.plain import RANKS, narrowed, shortened, unmasked
 from flowrt.base.spec import MAX_RANK, Spec, holds
 
@@ -95,3 +95,14 @@ def _fix(spec: Spec, array: Array) -> str:
     if spec.known and array.size == spec.size:
         return f"; value.reshape({list(spec.concrete)}) has that shape"
     return ""
+
+
+def fed_spec(tensor: Tensor, value: Any) -> Spec:
+    """The spec of what a tensor is fed: None, a shape, or an array."""
+    if value is None:
+        return tensor.spec
+    shape = np.shape(value) if hasattr(value, "dtype") else (value,) if isinstance(value, int) else tuple(value)
+    spec = Spec(tensor.dtype, shape)
+    if not tensor.spec.accepts(spec.dtype, spec.shape):
+        raise SpecError(f"{user_site()}: {tensor.name!r} ({tensor.op.site}) is {tensor.spec}; it cannot be fed {spec}")
+    return spec

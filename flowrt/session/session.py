@@ -23,13 +23,11 @@ from flowrt.base.errors import (
     GraphError,
     QueueClosedError,
     RemoteError,
-    SpecError,
     StepCancelled,
     StepTimeout,
     user_site,
 )
 from flowrt.base.locating import fitting
-from flowrt.base.spec import Spec
 from flowrt.base.tracebacks import brief, shorten, unmark
 from flowrt.finishing import to_the_end
 from flowrt.graph import Graph, Node, Tensor
@@ -41,9 +39,10 @@ from flowrt.passes.prune import placeholders_of
 from flowrt.placement import Rules
 from flowrt.progress import Activity
 from flowrt.sched.executor import INLINE_SECONDS
+from flowrt.sched.host.shielded import EndedAnyway
 from flowrt.sched.tape.direct import Numbers
 from flowrt.session.cluster_runner import again_where_lost, open_cluster
-from flowrt.session.feeds import copied_bytes, not_fetched
+from flowrt.session.feeds import copied_bytes, fed_spec, not_fetched
 from flowrt.session.initial import arrays, initial_waves, tables
 from flowrt.session.options import Options
 from flowrt.session.producing import Failures, Producing, why_closed
@@ -164,7 +163,8 @@ class Session(AsyncOnly):
         """The values of ``fetches``, in the same form; operations answer None.
 
         ``fetches`` is a tensor, operation or variable, or any nesting of lists, tuples and dicts of them; ``feeds``
-        maps tensors (any, not only placeholders) to values. ``timeout`` is in seconds and raises `StepTimeout`.
+        maps tensors (any, not only placeholders) to values. ``timeout`` is in seconds and raises `StepTimeout`, unless
+        the step came to its end all the same.
         Cancelling the awaiting task cancels the step, on all its nodes; what it had done by then stands.
         """
         try:
@@ -252,17 +252,23 @@ class Session(AsyncOnly):
         scope = asyncio.timeout(timeout)
         self._running.add(scope)
         step.users += 1
-        values = None
+        values = late = None
         try:
             async with scope:
                 if self._retired:
                     await self._forget_retired(runner)
-                values = await step.run(runner, arrays, number, self._seed)
+                try:
+                    values = await step.run(runner, arrays, number, self._seed)
+                except EndedAnyway as ended:
+                    late = ended.values
+                    raise asyncio.CancelledError from None
         except (TimeoutError, StepCancelled) as error:
             if not scope.expired():
                 raise
             clear_frames(error.__traceback__)  # the scope's own refers to the task
-            raise self._why_stopped(step, timeout) from error
+            values = late
+            if values is None:
+                raise self._why_stopped(step, timeout) from error
         except QueueClosedError as error:
             error.__cause__ = why_closed(step, self._failed_sources)
             raise
@@ -458,7 +464,7 @@ class Session(AsyncOnly):
         if step.compiled.client is not None:
             return explain_step(step.compiled, tapes=runner.tapes, way=runner.way)
         given = list(feeds.values()) if isinstance(feeds, Mapping) else [None] * len(step.feeds)
-        specs = [_fed_spec(tensor, value) for tensor, value in zip(step.feeds, given, strict=True)]
+        specs = [fed_spec(tensor, value) for tensor, value in zip(step.feeds, given, strict=True)]
         return explain_step(
             step.compiled,
             specs,
@@ -487,14 +493,3 @@ class Session(AsyncOnly):
     def retire(self, *steps: Step) -> None:
         """Have the nodes forget steps that are no more among those that are kept."""
         self._retired += steps
-
-
-def _fed_spec(tensor: Tensor, value: Any) -> Spec:
-    """The spec of what a tensor is fed: None, a shape, or an array."""
-    if value is None:
-        return tensor.spec
-    shape = np.shape(value) if hasattr(value, "dtype") else (value,) if isinstance(value, int) else tuple(value)
-    spec = Spec(tensor.dtype, shape)
-    if not tensor.spec.accepts(spec.dtype, spec.shape):
-        raise SpecError(f"{user_site()}: {tensor.name!r} ({tensor.op.site}) is {tensor.spec}; it cannot be fed {spec}")
-    return spec

@@ -25,6 +25,7 @@ from flowrt.graph import Tensor
 from flowrt.kernels.run.direct import Direct
 from flowrt.ops.structure import LEAF, Structure
 from flowrt.progress import Activity
+from flowrt.sched.host.shielded import EndedAnyway
 from flowrt.session.feeds import as_feed
 from flowrt.session.runners import Registered, Runner, compile_for
 
@@ -113,6 +114,8 @@ class Step:
             try:
                 came = await runner.run(registered, arrays, number=number, seed=seed)
                 break
+            except EndedAnyway as ended:
+                raise EndedAnyway(self._answers(ended.values)) from None
             except (LinkBroken, NodeLost) as error:
                 failed, number = error, self._fresh()
         else:
@@ -120,6 +123,9 @@ class Step:
         if self.written:
             for keeper in runner.keepers:
                 await keeper.copy_written(self.written)
+        return self._answers(came)
+
+    def _answers(self, came: Sequence[Array]) -> Sequence[Array]:
         client = self.compiled.client
         return came if client is None else client.answers(came)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_plans import CLIENT, PS, WORKERS, Writer, echo, relay
+from cluster_plans import CLIENT, PS, WORKERS, Writer, counter, echo, relay
 from test_brief import read
 from test_faults import TASKS, world
 
@@ -23,6 +23,7 @@ from flowrt.net.wire.steps import Push, Start
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import rendezvous as rendezvous_module
 from flowrt.sched.host.rendezvous import DEAD, Announced, Rendezvous
+from flowrt.sched.host.shielded import EndedAnyway
 
 SCALAR, OPEN = Spec("float64", ()), Spec("float64", (None,))
 WORKER = WORKERS[0]
@@ -80,6 +81,39 @@ async def test_a_repeated_step_of_one_node_takes_a_message_each_way_and_no_machi
             for number in range(5):
                 assert (await made.run(step, number))[0] == 2 * number
         assert counts == {"Start": 5, "Done": 5}
+        await made.assert_well()
+
+
+async def test_a_step_that_is_cancelled_and_ended_all_the_same_says_what_came_of_it() -> None:
+    async with world() as made:
+        wanted = await made.master.register(**echo(PS, SCALAR))
+        counted_up = {name: await made.master.register(**step) for name, step in counter(PS, "ended").items()}
+        await made.run(counted_up["assign"], np.zeros(3))
+
+        async def outcome(step: Any, value: Any) -> Any:
+            try:
+                return await made.run(step, value)
+            except EndedAnyway as ended:
+                anyway.append(step)
+                return ended.values
+            except asyncio.CancelledError:
+                return None
+
+        anyway: list[Any] = []
+        for step, value in ((wanted, 21.0), (counted_up["assign_add"], np.ones(3))):
+            for turns in range(1, 200):
+                (before,) = await made.run(counted_up["read"])
+                running = asyncio.ensure_future(outcome(step, value))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                was_over = not running.cancel()
+                came = await running
+                (after,) = await made.run(counted_up["read"])
+                assert came in (None, [42.0]) if step is wanted else came is None or (after == before + 1).all()
+                if was_over:
+                    break
+            assert was_over
+            assert step in anyway
         await made.assert_well()
 
 

@@ -207,6 +207,54 @@ async def test_a_step_that_takes_too_long_is_cancelled() -> None:
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("waits", [False, True])
+async def test_whenever_the_time_of_a_step_is_up_what_it_takes_is_its_answer_or_still_there(waits: bool) -> None:
+    with fr.Graph() as graph:
+        queue = fr.FIFOQueue(1, "float32", shapes=())
+        got, put = queue.dequeue(), queue.enqueue(7.0)
+    answered = 0
+    async with fr.Session(graph) as session:
+        for turns in range(12):
+            if not waits:
+                await session.run(put)
+            taking = asyncio.ensure_future(session.run(got, timeout=50))
+            await asyncio.sleep(0)
+            putting = [asyncio.ensure_future(session.run(put))] if waits else []
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for scope in session._running:
+                if scope.when() is not None:
+                    scope.reschedule(0)  # in the next turn of the loop
+            await asyncio.wait([taking, *putting])
+            try:
+                value = await taking
+                answered += 1
+            except fr.StepTimeout:
+                value = await session.run(got, timeout=10)
+            assert value == 7.0, turns
+        assert_quiet(session)
+    assert answered
+
+
+async def test_whoever_is_cancelled_as_its_step_ends_is_cancelled() -> None:
+    with fr.Graph() as graph:
+        queue = fr.FIFOQueue(12, "float32", shapes=())
+        got, put = queue.dequeue(), queue.enqueue(7.0)
+    answered = 0
+    async with fr.Session(graph) as session:
+        for turns in range(12):
+            await session.run(put)
+            taking = asyncio.ensure_future(session.run(got, timeout=50))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asked = taking.cancel()
+            await asyncio.wait([taking])
+            assert taking.cancelled() == asked, turns
+            answered += not asked
+        assert_quiet(session)
+    assert 0 < answered < 12
+
+
 async def test_an_outer_timeout_is_not_taken_for_the_steps_own() -> None:
     with fr.Graph() as graph:
         got = fr.FIFOQueue(1, "float32").dequeue()

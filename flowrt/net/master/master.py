@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,7 +37,7 @@ from flowrt.net.master.joining import Joining
 from flowrt.net.master.liveness import BEAT
 from flowrt.net.master.meeting import spares_nobody
 from flowrt.net.master.peers import Peers
-from flowrt.net.master.steps import Feed, OpenStep, Registered, describe
+from flowrt.net.master.steps import OpenStep, Registered, describe
 from flowrt.net.stream.local import Local, way_between
 from flowrt.net.wire.messages import (
     Abort,
@@ -53,8 +54,8 @@ from flowrt.net.wire.messages import (
 )
 from flowrt.net.wire.steps import Done, Start, make_start
 from flowrt.sched.host.memory import Memory
-from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Listeners, Rendezvous, StepKey
-from flowrt.sched.host.shielded import shielded
+from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Listeners, Rendezvous, StepKey
+from flowrt.sched.host.shielded import EndedAnyway, shielded
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
@@ -236,7 +237,7 @@ class Master:
         """Do not let ended steps wait for a task that may never answer: it finds the abort when it wakes."""
         for step in self._steps.values():
             if step.aborted and peer.task in step.waiting:
-                step.settle(peer.task)
+                step.excuse(peer.task)
 
     # ── iterations ──
 
@@ -396,8 +397,9 @@ class Master:
     async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
         """Run a registered step and answer its fetches; several may run at once, under different numbers.
 
-        Cancelling the caller aborts the step on all its tasks and waits until they have ended it. Raises the error
-        that the step failed with, saying where, and `NodeLost` if a task that takes part is lost.
+        Cancelling the caller aborts the step on all its tasks and waits until they have ended it, which may be its end
+        all the same: `EndedAnyway`. Raises the error that the step failed with, saying where, and `NodeLost` if a task
+        that takes part is lost.
         """
         self._check_open()
         for task in registered.tasks:
@@ -409,6 +411,12 @@ class Master:
         try:
             await self._carry_out(step, key, feeds, seed)
             await self._end(step)
+        except asyncio.CancelledError:
+            await self._end(step)
+            with suppress(DeadTensorError):
+                if step.is_whole:
+                    raise EndedAnyway(step.fetches(feeds)) from None
+            raise
         except BaseException:
             await self._end(step)
             raise
@@ -418,7 +426,7 @@ class Master:
                 self._rendezvous.close(key)
         if step.errors:
             raise step.error()
-        return [self._fetched(step, fetch, feeds) for fetch in registered.fetches]
+        return step.fetches(feeds)
 
     async def _carry_out(self, step: OpenStep, key: StepKey, feeds: Sequence[Array], seed: int) -> None:
         """Start the step everywhere and receive what comes, until it has failed or is over."""
@@ -480,15 +488,7 @@ class Master:
             if step.told:  # those that were not may have been sent values by those that were
                 self._peers.post(self._peers[task], Abort(step.number))
             if task in suspects or task not in step.told:
-                step.settle(task)
+                step.excuse(task)
         cancelled = await shielded(lambda: not step.waiting, step.next_news)
         if cancelled is not None:
             raise cancelled
-
-    def _fetched(self, step: OpenStep, fetch: int | Feed, feeds: Sequence[Array]) -> Array:
-        if isinstance(fetch, Feed):
-            return np.array(feeds[fetch.position])
-        value = step.values[fetch]
-        if isinstance(value, Dead):
-            raise DeadTensorError(step.registered.names[fetch])
-        return value

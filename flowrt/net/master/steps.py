@@ -10,16 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from flowrt.base.device import CLIENT
+from flowrt.base.errors import DeadTensorError
 from flowrt.base.valueclass import valueclass
 from flowrt.net.master.closing import close
 from flowrt.net.wire.messages import consequence
+from flowrt.sched.host.rendezvous import Dead
 
 if TYPE_CHECKING:
     from flowrt.base.errors import FlowrtError
     from flowrt.base.plan import Plan
     from flowrt.base.spec import Spec
-    from flowrt.sched.host.rendezvous import Array, Dead
+    from flowrt.sched.host.rendezvous import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +59,7 @@ class OpenStep:
         self.told: set[str] = set()  # the tasks that will hear of its start
         self.values: dict[int, Array | Dead] = {}
         self.errors: list[tuple[int, FlowrtError]] = []
-        self.aborted = False
+        self.aborted = self.excused = False  # the latter: of a task it is not known whether it has ended the step
         self.news = asyncio.Event()  # it has failed, or every task has ended it
 
     def settle(self, task: str, error: FlowrtError | None = None, *, remote: bool = False) -> None:
@@ -66,6 +70,17 @@ class OpenStep:
         if error is not None or not self.waiting:
             self.news.set()
 
+    def excuse(self, task: str) -> None:
+        """Wait for ``task`` no more, which has not said how it ended the step."""
+        self.excused = True
+        self.settle(task)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every task has ended it well, and all came that was fetched."""
+        came = all(isinstance(fetch, Feed) or fetch in self.values for fetch in self.registered.fetches)
+        return came and not (self.waiting or self.errors or self.excused)
+
     def fail(self, error: FlowrtError) -> None:
         """End the step because of ``error``."""
         self.errors.append((2 * consequence(error) + 1, error))
@@ -75,6 +90,18 @@ class OpenStep:
         """Wait until there are news again."""
         self.news.clear()
         await self.news.wait()
+
+    def fetches(self, feeds: Sequence[Array]) -> list[Array]:
+        """What the step was run for; raises `DeadTensorError` where that is dead."""
+        return [self._fetched(fetch, feeds) for fetch in self.registered.fetches]
+
+    def _fetched(self, fetch: int | Feed, feeds: Sequence[Array]) -> Array:
+        if isinstance(fetch, Feed):
+            return np.array(feeds[fetch.position])
+        value = self.values[fetch]
+        if isinstance(value, Dead):
+            raise DeadTensorError(self.registered.names[fetch])
+        return value
 
     def error(self) -> FlowrtError:
         """The error that explains the others best."""
