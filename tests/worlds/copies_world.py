@@ -99,9 +99,14 @@ class CopiesWorld(World):
             self.end(number, back)
 
     def _differ(self) -> bool:
-        """Whether, while no client knows, some server has not what others do, or nobody has anything yet."""
-        at = [len(self.hosts[task].applied) if self.hosts[task].held else -9 for task in self.servers]
-        return max(at) < 1 or max(at) - min(at) > 1
+        """Whether, while no client knows, some server has not what others do, or nobody has anything yet.
+
+        One that holds something may lack the rest still, which those know that are whole.
+        """
+        hosts = [self.hosts[task] for task in self.servers]
+        at = [len(host.applied) if host.held else -9 for host in hosts]
+        said = [host.iterations._lacking.get((CONTAINER, "trainer"), (0, ())) for host in hosts]
+        return max(at) < 1 or max(at) - min(at) > 1 or bool(max(said)[1])
 
     def end(self, number: int, back: bool = True) -> None:
         """A server dies; see `strike`."""
