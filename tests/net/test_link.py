@@ -15,7 +15,7 @@ from flowrt.base.errors import LinkBroken, ResourceError
 from flowrt.base.spec import Spec
 from flowrt.net.link import SMALL, Allowance, LinkStore, TensorLink
 from flowrt.net.wire.frames import allocate_array
-from flowrt.net.wire.messages import Announce, Forget, Grant, Pull, TooLarge, to_data
+from flowrt.net.wire.messages import Announce, Forget, Grant, Pull, TooLarge, to_frame
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import Announced, Budget, Rendezvous
 
@@ -166,7 +166,7 @@ async def test_a_value_of_fewer_bytes_than_none_breaks_the_link_and_takes_no_roo
             tasks.create_task(link.run())
             pulling = tasks.create_task(failure_of(link.pull(KEY, 1, Spec("uint8", (None,)))))
             await theirs.receive()
-            theirs.post(to_data(said))
+            theirs.post_frame(to_frame(said))
             assert "has a value of -1 bytes" in str(await pulling)
         assert here.budget.used == 0
 
