@@ -67,7 +67,7 @@ TESTS = {
     "sched/host/rendezvous": ("test_rendezvous",),
     "sched/host/queues": ("test_queues",),
     "sched/host/credit": ("test_credit",),
-    "sched/ahead": ("test_ahead", "test_credit"),
+    "sched/ahead": ("test_making_ahead", "test_credit"),
     "sched/demand": ("test_demand", "test_credit"),
     "sched/replica/local": ("test_local_rounds",),
     "sched/host/snapshots": ("test_snapshots",),
