@@ -7,7 +7,8 @@ A file of flowrt's has one row for each step and replica, in any order:
     step      integer     the version of the variables that was computed, from any number on
     replica   integer     from 0
     seconds   float       from the version's arrival to the update's; NaN or no row where nothing is known
-    censored  boolean     (may be missing) it was cut off then, and would have taken longer
+    censored  boolean     (may be missing) it was cut off then, and would have taken longer; of several such rows of one
+                          step and replica the longest counts, and where it ended after all, only the row that says so
 
 Statistics of a trainer add what the seconds consist of, ``input pull compute push``, and ``wait`` and ``server``. A
 file may also have a row for each step and a column for each replica, named as in text.
@@ -169,12 +170,14 @@ def _measured(path: str, columns: dict[str, Any]) -> tuple[Any, Any]:
     _check_whole(path, "replica", replica)
     if len(replica) and not 0 <= replica.min() <= replica.max() < len(replica):
         raise GraphError(f"{user_site()}: a trace, {path}: replicas are numbered from 0, and each has a row")
+    cut = columns["censored"].astype(bool) if "censored" in columns else np.zeros(len(row), bool)
+    _check_once(path, columns["step"][~cut], replica[~cut])
     seconds = np.full((row.max(initial=-1) + 1, replica.max(initial=-1) + 1), np.nan)
-    _check_once(path, columns["step"], replica)
-    seconds[row, replica] = columns["seconds"]
     censored = np.zeros(seconds.shape, bool)
-    if "censored" in columns:
-        censored[row, replica] = columns["censored"].astype(bool)
+    np.fmax.at(seconds, (row[cut], replica[cut]), columns["seconds"][cut])  # told of again and again, as it went on
+    censored[row[cut], replica[cut]] = True
+    seconds[row[~cut], replica[~cut]] = columns["seconds"][~cut]
+    censored[row[~cut], replica[~cut]] = False
     return seconds, censored
 
 
@@ -198,7 +201,7 @@ def _rows(path: str, step: Any) -> Any:
 
 
 def _check_once(path: str, step: Any, replica: Any) -> None:
-    """Raise `GraphError` where a replica has several rows of one step."""
+    """Raise `GraphError` where a replica has several rows of one step, all of which ended."""
     rows, counts = np.unique(np.stack([step, replica]), axis=1, return_counts=True)
     if (counts > 1).any():
         once, whose = rows[:, counts.argmax()].tolist()

@@ -306,6 +306,12 @@ def test_a_trace_may_be_text(tmp_path: Path, text: str) -> None:
     np.testing.assert_array_equal(fr.delays.Trace(tmp_path / "trace.csv").seconds, [[0.5, 1], [2, 0.25]])
 
 
+def test_of_rows_that_tell_how_far_a_step_had_come_the_last_counts_and_none_once_it_ended(tmp_path: Path) -> None:
+    rows = ["0,0,1,0", "0,1,2,1", "0,1,5,1", "0,1,3,1", "1,0,1,0", "1,1,4,0", "1,1,3,1"]
+    (tmp_path / "trace.csv").write_text("\n".join(["step,replica,seconds,censored", *rows]))
+    np.testing.assert_array_equal(fr.delays.Trace(tmp_path / "trace.csv").seconds, [[1, 5], [1, 4]])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
