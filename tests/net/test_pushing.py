@@ -17,6 +17,7 @@ from test_faults import TASKS, world
 from flowrt.base.errors import LinkBroken, NodeLost, ResourceError, StepCancelled
 from flowrt.base.spec import Spec
 from flowrt.net.link import SMALL, TensorLink
+from flowrt.net.master.master import Master
 from flowrt.net.stream.connection import Connection
 from flowrt.net.wire.messages import Announce
 from flowrt.net.wire.steps import Push, Start
@@ -87,33 +88,47 @@ async def test_a_repeated_step_of_one_node_takes_a_message_each_way_and_no_machi
 async def test_a_step_that_is_cancelled_and_ended_all_the_same_says_what_came_of_it() -> None:
     async with world() as made:
         wanted = await made.master.register(**echo(PS, SCALAR))
-        counted_up = {name: await made.master.register(**step) for name, step in counter(PS, "ended").items()}
-        await made.run(counted_up["assign"], np.zeros(3))
+        counts = {name: await made.master.register(**step) for name, step in counter(PS, "ended").items()}
+        await made.run(counts["assign"], np.zeros(3))
 
         async def outcome(step: Any, value: Any) -> Any:
             try:
                 return await made.run(step, value)
             except EndedAnyway as ended:
-                anyway.append(step)
                 return ended.values
             except asyncio.CancelledError:
                 return None
 
-        anyway: list[Any] = []
-        for step, value in ((wanted, 21.0), (counted_up["assign_add"], np.ones(3))):
-            for turns in range(1, 200):
-                (before,) = await made.run(counted_up["read"])
-                running = asyncio.ensure_future(outcome(step, value))
+        async def cancelled(step: Any, value: Any, when: Callable[[asyncio.Task[Any]], Any]) -> Any:
+            """What comes of a step whose task is cancelled then; it is whole, if it is not said to be cancelled."""
+            (before,) = await made.run(counts["read"])
+            running = asyncio.ensure_future(outcome(step, value))
+            await asyncio.sleep(0)
+            await when(running)
+            came = await running
+            (after,) = await made.run(counts["read"])
+            whole = came == [42.0] if step is wanted else (after == before + 1).all()
+            assert came is None or whole
+            return came
+
+        def after(turns: int) -> Callable[[asyncio.Task[Any]], Any]:
+            async def when(running: asyncio.Task[Any]) -> None:
                 for _ in range(turns):
                     await asyncio.sleep(0)
-                was_over = not running.cancel()
-                came = await running
-                (after,) = await made.run(counted_up["read"])
-                assert came in (None, [42.0]) if step is wanted else came is None or (after == before + 1).all()
-                if was_over:
-                    break
-            assert was_over
-            assert step in anyway
+                running.cancel()
+
+            return when
+
+        async def as_its_end_is_heard(running: asyncio.Task[Any]) -> None:
+            finish = Master._finish
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Master, "_finish", lambda *heard: (finish(*heard), running.cancel()))
+                await asyncio.wait([running])
+
+        for step, value in ((wanted, 21.0), (counts["assign_add"], np.ones(3))):
+            for turns in range(20):
+                await cancelled(step, value, after(turns))
+            assert await cancelled(step, value, as_its_end_is_heard) is not None
         await made.assert_well()
 
 
