@@ -55,7 +55,7 @@ def read_summary(ledger: Path, data: bytes) -> tuple[Account, int]:
             end, checksum, *fields = codec.unpack(told)
             if end <= len(data) and crc32(memoryview(data)[:end]) == checksum:
                 return _account_of(*fields), end
-    except (OSError, FlowrtError, TypeError, ValueError):
+    except (OSError, FlowrtError, TypeError, ValueError, LookupError):
         pass  # it is another version's, or was cut off
     return Account(), 0
 
@@ -75,7 +75,8 @@ def _data_of(account: Account, end: int, checksum: int) -> tuple[Any, ...]:
 def _account_of(setup: Any, run: Any, version: Any, held: Any, outcomes: Any, states: Any) -> Account:
     account = Account()
     found = record_from_data(setup, "a summary")
-    assert isinstance(found, Setup)
+    if not isinstance(found, Setup):
+        raise TypeError(f"a summary begins with {type(found).__name__}")
     account.setup, account.run, account.version = found, run, version
     account.held = {identity: (replica, number) for identity, replica, number in held}
     account.numbered = {place: identity for identity, place in account.held.items()}

@@ -9,12 +9,15 @@ import subprocess
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import pytest
 from places import PYTHONPATH
 
 import flowrt as fr
+from flowrt.base import codec
 from flowrt.base.errors import LedgerError
+from flowrt.ledger import summary as summing
 from flowrt.ledger import writer as writing
 from flowrt.ledger.__main__ import main
 from flowrt.ledger.account import Account
@@ -254,6 +257,14 @@ def test_a_summary_that_is_amiss_or_of_other_bytes_is_passed_over(
             other = Writer(path, setup())
             other.close()
             assert other.account.states == whole.account.states
+    told = [*codec.unpack(summary[len(summing._MAGIC) + summing._SUM :])]
+    for place, amiss in ((2, told[2][:1]), (5, ((0, 1),)), (6, ((0, 99, 1),))):  # with a checksum that is right
+        content = codec.pack((*told[:place], amiss, *told[place + 1 :]))
+        beside.write_bytes(summing._MAGIC + crc32(content).to_bytes(summing._SUM, "little") + content)
+        path.write_bytes(data)
+        other = Writer(path, setup())
+        other.close()
+        assert other.account.states == whole.account.states
     beside.write_bytes(summary)
     path.write_bytes(data[: len(data) // 2])
     Writer(path, setup()).close()
