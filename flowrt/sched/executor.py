@@ -21,6 +21,7 @@ from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import writes
 from flowrt.kernels.launch import STATUS
 from flowrt.kernels.store.locking import while_wanted
+from flowrt.sched.alone import find_alone
 from flowrt.sched.demand import find_demands
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.host.memory import amount
@@ -37,6 +38,7 @@ from flowrt.sched.units import NOTHING, Action, Unit, connect, find_units
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
+    from flowrt.sched.alone import Alone
     from flowrt.sched.devices.device import Issuing
     from flowrt.sched.host.host import Host, RunContext
     from flowrt.sched.host.rendezvous import Array
@@ -74,9 +76,10 @@ class Executor:
         self.sizes: dict[int, int] = {}  # by unit that may be put off: the bytes that it made last
         self._single_nodes = not tapes
         self._admitted: OrderedDict[tuple[tuple[int, ...], ...], None] = OrderedDict()  # shapes fed that fit
-        self._alone = self.units[0] if len(self.units) == 1 and self.units[0].region is not None else None
-        self._straight = self._alone is not None and self._alone.inputs == tuple(range(len(plan.feeds)))
-        self._direct = self._alone is not None and self._alone.outputs == plan.fetches
+        self.alone = alone = find_alone(plan, self.units)
+        self._places = () if alone is None else alone.places
+        self._straight = alone is not None and alone.unit.inputs == alone.given
+        self._direct = alone is not None and alone.unit.outputs == alone.wanted
         self._lendable = _lendable(plan, self.units, host.task)
         for node in plan.nodes:
             if node.op == READ or writes(node.op):
@@ -155,10 +158,20 @@ class Executor:
         Only a tape that is expected to take no more than ``within`` seconds is run; infinity is for callers whose
         thread is theirs to hold. Where it answers None, nothing was done. May be called from any thread.
         """
-        unit, feeds = self._alone, as_arrays(feeds)
-        inputs, tape = self._made(feeds)
-        if unit is None or tape is None or tape.expected_seconds > within:
+        return self.run_alone(feeds, number, seed, within) if self.alone is None or self.alone.is_closed else None
+
+    def run_alone(
+        self, given: Sequence[Array], number: int, seed: int, within: float = INLINE_SECONDS
+    ) -> list[Array] | None:
+        """As `run_now`, of a plan that may receive and send: what is ``given`` before, and wanted after, `Alone` says.
+
+        To send what is to be sent is the caller's.
+        """
+        alone, given = self.alone, as_arrays(given)
+        inputs, tape = self._made(given)
+        if alone is None or tape is None or tape.expected_seconds > within:
             return None
+        unit = alone.unit
         variables, holds = self.host.variables, bool(unit.reads or unit.writes)
         with Unbroken() if holds else AT_ANY_TIME:
             if holds and not variables.try_hold(unit.reads, unit.writes):
@@ -172,16 +185,18 @@ class Executor:
                     variables.release(unit.reads, unit.writes)
         if self._direct and not tape.passes_on:
             return outputs
-        return self._answers(unit, outputs, feeds)
+        return self._answers(alone, outputs, given)
 
     async def _run_in_lane(self, feeds: Sequence[Array], context: RunContext) -> list[Array] | None:
         """The fetches, where the plan is one long tape that was made before and its variables are free; else None.
 
         The machine would do just this, but in several turns of the loop.
         """
-        unit = self._alone
-        inputs, tape = self._made(feeds)
-        if unit is None or tape is None or tape.expected_seconds <= INLINE_SECONDS:
+        alone = self.alone
+        if alone is None or not alone.is_closed:
+            return None
+        unit, (inputs, tape) = alone.unit, self._made(feeds)
+        if tape is None or tape.expected_seconds <= INLINE_SECONDS:
             return None
         variables, words = self.host.variables, run_words(context.number, context.seed)
         if not variables.try_hold(unit.reads, unit.writes):
@@ -194,40 +209,42 @@ class Executor:
             outputs = await self.host.lanes.run(self.carry_out_timed, unit, inputs, words, stop=stop)
         finally:
             variables.release(unit.reads, unit.writes)
-        return self._answers(unit, outputs, feeds)
+        return self._answers(alone, outputs, feeds)
 
-    def _made(self, feeds: Sequence[Array]) -> tuple[Sequence[Array], Tape | None]:
-        """The inputs of a plan that is one region for these feeds, and its tape, if there is one already."""
-        unit = self._alone
-        if unit is None or unit.region is None:
-            return feeds, None
-        inputs = feeds if self._straight else [feeds[v] for v in unit.inputs]
-        return inputs, self.tapes.made(unit.region, inputs)
+    def _made(self, given: Sequence[Array]) -> tuple[Sequence[Array], Tape | None]:
+        """The inputs of a plan that is one region, made of what is given, and its tape, if there is one already."""
+        alone = self.alone
+        if alone is None or alone.unit.region is None:
+            return given, None
+        inputs = given if self._straight else [given[place] for place in self._places]
+        return inputs, self.tapes.made(alone.unit.region, inputs)
 
-    def _answers(self, unit: Unit, outputs: Sequence[Array], feeds: Sequence[Array]) -> list[Array]:
-        """The fetches of a plan that is one unit, none of them anyone else's memory."""
-        made = dict(zip(unit.outputs, outputs, strict=True))
-        return own([made[v] if v in made else feeds[v] for v in self.plan.fetches], feeds, self.memory.copy)
+    def _answers(self, alone: Alone, outputs: Sequence[Array], given: Sequence[Array]) -> list[Array]:
+        """What is wanted of a plan that is one region, none of it anyone else's memory."""
+        values = dict(zip(alone.given, given, strict=True)) | dict(zip(alone.unit.outputs, outputs, strict=True))
+        return own([values[v] for v in alone.wanted], given, self.memory.copy)
 
     def direct_plan(
         self,
-        feeds: Sequence[Array],
+        given: Sequence[Array],
         numbers: Numbers,
         seed: int,
         within: float,
-        fetches: Sequence[int] | None = None,
+        wanted: Sequence[int] | None = None,
     ) -> tuple[Any, ...] | None:
-        """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none.
+        """The plan of a direct call for arrays like these, which `run_alone` has just run; None where there is none.
 
-        It answers ``fetches``, by default all of the plan's.
+        It answers what is ``wanted``, by default all that `Alone` says.
         """
-        unit, wanted = self._alone, self.plan.fetches if fetches is None else fetches
-        tape = self._made(feeds)[1]
-        if unit is None or set(unit.outputs) != set(wanted) or tape is None or tape.expected_seconds > within:
+        alone, tape = self.alone, self._made(given)[1]
+        if alone is None or tape is None or tape.expected_seconds > within:
+            return None
+        unit, wanted = alone.unit, alone.wanted if wanted is None else wanted
+        if set(unit.outputs) != set(wanted):
             return None
         if tape.recording.orders or not tape.is_settled:
             return None  # one that waits for better kernels, or knows not its speed yet, is asked for anew every time
-        return direct_plan(self.host, unit, tape, feeds, wanted, numbers, seed)
+        return direct_plan(self.host, unit, tape, dict(zip(alone.given, given, strict=True)), wanted, numbers, seed)
 
     def runner_of(self, unit: Unit) -> Computing:
         """What computes a unit of the host's own."""

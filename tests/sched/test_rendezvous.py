@@ -8,7 +8,7 @@ import pytest
 from session_world import cancel_everywhere
 
 from flowrt.base.errors import StepCancelled
-from flowrt.sched.host.rendezvous import DEAD, REMEMBERED_STEPS, Budget, Rendezvous
+from flowrt.sched.host.rendezvous import DEAD, REMEMBERED_STEPS, Announced, Budget, Rendezvous, Waiter
 
 KEY = ("epoch", 1)
 VALUE = np.float32([1, 2])
@@ -235,3 +235,35 @@ async def test_random_requests_and_cancellations_keep_within_the_budget(seed: in
         await asyncio.wait(tasks)
     assert all(task.cancelled() or task.exception() is None for task in tasks), seed
     assert (budget.used, len(budget._waiting)) == (0, 0), seed
+
+
+def test_values_that_are_gathered_stay_until_they_are_taken() -> None:
+    meet = Rendezvous()
+    told: list[object] = []
+    meet.arrive(KEY, 1, VALUE)
+    assert meet.here(KEY, (1,)) == [VALUE]
+    assert meet.here(KEY, (2, 1)) is None
+    meet.open(KEY)
+    meet.gather(KEY, (2, 1, 3), Waiter(told.append))
+    meet.arrive(KEY, 4, VALUE)
+    meet.arrive(KEY, 3, DEAD)
+    assert told == []
+    meet.arrive(KEY, 2, Announced(9))
+    assert told == [None]
+    assert meet.here(KEY, (2, 1, 3)) == [Announced(9), VALUE, DEAD]
+    assert meet.pick(KEY, 3) is DEAD
+    meet.close(KEY)
+    assert meet.here(KEY, (1,)) is None
+    assert told == [None]
+
+
+def test_who_gathers_is_told_that_the_step_has_ended() -> None:
+    meet = Rendezvous()
+    told: list[object] = []
+    meet.open(KEY)
+    meet.gather(KEY, (1, 2), Waiter(told.append))
+    meet.arrive(KEY, 1, VALUE)
+    meet.close(KEY)
+    assert [str(each) for each in told] == ["step 1 has ended"]
+    with pytest.raises(StepCancelled):
+        meet.gather(KEY, (1,), Waiter(told.append))

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base import codec
 from flowrt.base.collection import free_each, passed_over
+from flowrt.base.device import CLIENT
 from flowrt.base.errors import InternalError
 from flowrt.base.plan import let_go, plan_from_parts
-from flowrt.net.link import checked
+from flowrt.net.link import SMALL, checked
 from flowrt.net.wire.frames import NoRoom
 from flowrt.sched.drivers.closed import Closed
 from flowrt.sched.executor import Executor
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import Plan
+    from flowrt.base.plan import Plan, PlanNode
     from flowrt.base.spec import Spec
     from flowrt.sched.host.host import Host
     from flowrt.sched.host.rendezvous import Array
@@ -28,21 +29,33 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class ReadyPlan:
-    """A registered plan, and the specs of what it receives."""
+    """A registered plan, and the specs of what it receives.
+
+    Of one that only computes between what others push here and what it pushes itself, ``comes`` are the edges of that,
+    and ``goes`` the nodes that send this, each with its place among what a run answers.
+    """
 
     executor: Executor
     receives: Mapping[int, Spec]
+    comes: tuple[int, ...] = ()
+    goes: tuple[tuple[PlanNode, int], ...] = ()
     _closed: Closed | None = None  # as which it ran last
 
-    def run_now(self, feeds: Sequence[Any], number: int, seed: int) -> list[Array] | None:
+    @property
+    def fetches(self) -> int:
+        """How many of what a run answers are fetches."""
+        return len(self.executor.plan.fetches)
+
+    def run_now(self, given: Sequence[Any], number: int, seed: int) -> list[Array] | None:
         """The fetches, where the plan is a short tape that was made before, and its variables are free; else None.
 
-        Raises what is wrong with the feeds.
+        ``given`` are its feeds, and then what came; behind the fetches is what goes. Raises what is wrong with feeds.
         """
         closed = self._closed
         if closed is None or closed.seed != seed:
-            closed = self._closed = Closed(self.executor, seed, "the client")
-        return closed.run_now(feeds, number)
+            alone = self.executor.alone if self.comes or self.goes else None
+            closed = self._closed = Closed(self.executor, seed, "the client", alone)
+        return closed.run_now(given, number)
 
     def received(self, edges: Sequence[int], values: Sequence[Any]) -> dict[int, Array]:
         """What the plan receives, as it came with the start; raises what is wrong with it."""
@@ -72,7 +85,28 @@ def _ready(plan: Plan, host: Host) -> ReadyPlan:
     if plan.task != host.task:
         raise InternalError(f"{host.task} got a plan of {plan.task}")
     receives = {n.attrs["edge"]: n.outputs[0] for n in plan.nodes if n.op == "recv"}
-    return ReadyPlan(Executor(plan, host), receives)
+    executor = Executor(plan, host)
+    return ReadyPlan(executor, receives, *_pushed(executor))
+
+
+def _pushed(executor: Executor) -> tuple[tuple[int, ...], tuple[tuple[PlanNode, int], ...]]:
+    """What a plan that is a region between them receives and sends, where all of that is always pushed."""
+    alone, task = executor.alone, executor.host.task
+    if alone is None or alone.is_closed:
+        return (), ()
+    specs = executor.plan.value_specs()
+    comes = [(node, node.outputs[0]) for node in alone.receives]
+    goes = [(node, specs[node.inputs[0]]) for node in alone.sends]
+    if not all(_is_pushed(spec, node.attrs["peer"], task) for node, spec in (*comes, *goes)):
+        return (), ()
+    at = {value: place for place, value in enumerate(alone.wanted)}
+    sends = tuple([(node, at[node.inputs[0]]) for node in alone.sends])
+    return tuple([node.attrs["edge"] for node in alone.receives]), sends
+
+
+def _is_pushed(spec: Spec, peer: str, task: str) -> bool:
+    """Whether values of ``spec`` between a task and ``peer`` always go unasked."""
+    return spec.known and spec.nbytes <= SMALL and peer not in (CLIENT, task)
 
 
 def dismantle(plans: list[ReadyPlan]) -> None:

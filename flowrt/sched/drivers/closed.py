@@ -20,6 +20,7 @@ from flowrt.sched.tape.direct import Numbers
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanFeed
+    from flowrt.sched.alone import Alone
     from flowrt.sched.executor import Executor
     from flowrt.sched.host.host import RunContext
     from flowrt.sched.host.rendezvous import Array
@@ -41,16 +42,19 @@ class Told(Numbers):
 class Closed:
     """A plan as its executor runs it, for one loop; all runs draw from one ``seed``.
 
-    It is fed what came from others: ``whose``, for people.
+    It is fed what came from others: ``whose``, for people. Of one that receives and sends, ``alone`` says so: then
+    `run_now` takes what was received with the feeds, and answers what is to be sent with the fetches.
     """
 
-    def __init__(self, executor: Executor, seed: int, whose: str = "others") -> None:
+    def __init__(self, executor: Executor, seed: int, whose: str = "others", alone: Alone | None = None) -> None:
         self.executor = executor
         self.seed = seed
         self.whose = whose
+        self._alone = alone
         self._numbers, self._number = Told(), 0
         # where a value is fetched twice, each has memory of its own, which is more than one call does
-        fetches, fed = executor.plan.fetches, len(executor.plan.feeds)
+        fetches, fed = executor.plan.fetches if alone is None else alone.wanted, len(executor.plan.feeds)
+        self._wanted = fetches
         self._passed = [(place, feed) for place, feed in enumerate(fetches) if feed < fed]
         self._made = [place for place, value in enumerate(fetches) if value >= fed]
         twice = len(set(fetches)) < len(fetches)
@@ -79,11 +83,17 @@ class Closed:
         return fetches
 
     def _run_plainly(self, *feeds: Array) -> list[Array] | None:
-        checked(feeds, self.plan.feeds, self.whose)
-        fetches = self.executor.run_now(feeds, self._number, self.seed)
+        fed, alone = self.plan.feeds, self._alone
+        checked(feeds[: len(fed)], fed, self.whose)
+        if alone is None:
+            fetches = self.executor.run_now(feeds, self._number, self.seed)
+        elif not all(map(_fits, feeds[len(fed) :], alone.feeds[len(fed) :])):
+            return None
+        else:
+            fetches = self.executor.run_alone(feeds, self._number, self.seed)
         if fetches is None or self._direct is None:
             return fetches
-        made = [self.plan.fetches[place] for place in self._made]
+        made = [self._wanted[place] for place in self._made]
         plan = self.executor.direct_plan(feeds, self._numbers, self.seed, INLINE_SECONDS, made)
         if plan is not None:
             self._direct.choose(plan)
@@ -109,3 +119,8 @@ def checked(values: Sequence[Any], feeds: Iterable[PlanFeed], whose: str) -> lis
             got = f"{value.dtype}{list(value.shape)}"
             raise SpecError(f"{feed.name} ({feed.site}) of {whose}: expected {spec}, {got} came")
     return list(values)
+
+
+def _fits(value: Any, feed: PlanFeed) -> bool:
+    """Whether what was received is what a plan says comes there."""
+    return isinstance(value, np.ndarray) and feed.spec.accepts(value.dtype, value.shape)

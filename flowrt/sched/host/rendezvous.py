@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -184,6 +184,8 @@ class _Step:
     takers: dict[int, Taker] = field(default_factory=dict)
     asked: dict[int, Callable[[], None]] = field(default_factory=dict)  # who is to be told of a taker
     begun: bool = False  # here: before, there are takers and what was pushed alone
+    lacking: set[int] = field(default_factory=set)  # the edges that somebody waits for all of, without taking
+    whole: Waiter | None = None  # who that is
 
 
 class Rendezvous:
@@ -284,6 +286,17 @@ class Rendezvous:
             taken.set_result(None)
         return value
 
+    def here(self, key: StepKey, edges: Sequence[int]) -> list[Any] | None:
+        """What waits here by all of these edges, which goes on waiting; None if one of them lacks."""
+        step = self._steps.get(key)
+        found = [] if step is None else [step.values[edge][0] for edge in edges if edge in step.values]
+        return found if len(found) == len(edges) else None
+
+    def gather(self, key: StepKey, edges: Sequence[int], whole: Waiter) -> None:
+        """Have ``whole`` told once something waits here by all of these edges, of which one lacks."""
+        step = self._step(key)
+        step.lacking, step.whole = {edge for edge in edges if edge not in step.values}, whole
+
     def awaited(self, key: StepKey, edge: int) -> bool:
         """Whether somebody waits for the value of an edge."""
         taker = self._step(key).takers.get(edge)
@@ -310,7 +323,7 @@ class Rendezvous:
         ended = why or StepCancelled(f"step {key[1]} has ended")
         for _, taken in step.values.values():
             _fail(taken, ended)
-        for taker in step.takers.values():
+        for taker in (*step.takers.values(), step.whole):
             _fail(taker, ended)
 
     def close_epoch(self, epoch: str) -> None:
@@ -335,6 +348,10 @@ class Rendezvous:
             _tell(taker, value)
             return True
         step.values[edge] = (value, None)
+        if edge in step.lacking:
+            step.lacking.remove(edge)
+            if not step.lacking and step.whole is not None:
+                step.whole.set_result(None)
         return False
 
     def _forget_early(self, key: StepKey) -> None:

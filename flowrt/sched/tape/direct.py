@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -61,15 +61,16 @@ def direct_plan(
     host: Host,
     unit: Unit,
     tape: Tape,
-    inputs: Sequence[Array],
-    fetches: Sequence[int],
+    given: Mapping[int, Array],
+    wanted: Sequence[int],
     numbers: Numbers,
     seed: int,
 ) -> tuple[Any, ...] | None:
-    """The plan of a direct call for feeds like those of a run that just ended; None where there can be none.
+    """The plan of a direct call for arrays like those of a run that just ended; None where there can be none.
 
-    ``inputs`` are the feeds, ``fetches`` outputs of the tape. The plan is kept with the tape for as long as the
-    variables lie where they lay, and runs are numbered and drawn for as they were.
+    ``given`` are its arguments in order, by the values of the step's plan that they are; ``wanted`` are outputs of the
+    tape. The plan is kept with the tape for as long as the variables lie where they lay, and runs are numbered and
+    drawn for as they were.
     """
     variables, crew = host.variables, host.lanes.crew
     made = tape.direct
@@ -88,12 +89,12 @@ def direct_plan(
         return None
     room, place, first = tape.lay(seed, laid, crew)
     cells = {value: first + 8 * number for number, value in enumerate(unit.inputs)}
-    arguments = [(spec_of(array), cells.get(value, 0)) for value, array in enumerate(inputs)]
+    arguments = [(spec_of(array), cells.get(value, 0)) for value, array in given.items()]
     after = first + 8 * len(unit.inputs)
     specs = [output.spec for output in tape.recording.outputs]
     made_at = dict(zip(unit.outputs, [(spec, after + 8 * number) for number, spec in enumerate(specs)], strict=True))
-    wanted = [made_at[value] for value in dict.fromkeys(fetches)]
-    outputs = [(spec, cell, _maker(tape, spec)) for spec, cell in wanted]
+    made_there = [made_at[value] for value in dict.fromkeys(wanted)]
+    outputs = [(spec, cell, _maker(tape, spec)) for spec, cell in made_there]
 
     def fail(reached: int, status: int, number: int) -> None:
         raise tape.failure(room, reached, status, number)
