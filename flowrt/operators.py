@@ -1,11 +1,10 @@
-"""Python's operators, index expressions and an array's usual methods, as calls of ops by their names.
+"""Python's operators and an array's usual methods, as calls of ops by their names.
 
 What stands for a tensor (`Tensor`, `Variable`) takes them from here. It knows the registry, not graphs.
 """
 
 from __future__ import annotations
 
-import operator
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -14,12 +13,12 @@ import numpy as np
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.familiar import hint
 from flowrt.base.tracebacks import brief
+from flowrt.indexing import indexed
 from flowrt.op import REGISTRY, as_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowrt.base.attributes import Attr
     from flowrt.base.spec import Axes
     from flowrt.op import DType
 
@@ -134,7 +133,8 @@ class Operators(Generic[Answer]):
             raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint('a tensor', name, dir(type(self)))}")
 
     def __getitem__(self, key: Any) -> Answer:
-        return self._with("getitem", as_key(key))
+        made: Answer = indexed(self, key)
+        return made
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise GraphError(
@@ -248,34 +248,3 @@ def _is_comparable(other: object) -> bool:
     if isinstance(other, (str, bytes)):
         return False
     return isinstance(other, _WITH_ENTRIES) or any(hasattr(other, name) for name in ("__tensor__", "__array__"))
-
-
-def as_key(key: Any) -> tuple[Attr, ...]:
-    """An index expression as plain data: ints, ``(start, stop, step)`` slices, ``None`` for a new axis, ``"..."``."""
-    out: list[Attr] = []
-    for item in key if isinstance(key, tuple) else (key,):
-        if isinstance(item, slice):
-            out.append(tuple(_bound(v) for v in (item.start, item.stop, item.step)))
-        elif item is Ellipsis:
-            out.append("...")
-        elif item is None or (isinstance(item, (int, np.integer)) and not isinstance(item, bool)):
-            out.append(None if item is None else int(item))
-        else:
-            raise GraphError(
-                f"{user_site()}: index with ints, slices, None and ..., not {item!r}; fr.take takes an array or tensor "
-                "of integers, fr.where a bool condition"
-            )
-    return tuple(out)
-
-
-def _bound(value: Any) -> int | None:
-    """A slice's start, stop or step."""
-    if value is None:
-        return None
-    try:
-        return operator.index(value)
-    except (TypeError, GraphError):
-        raise GraphError(
-            f"{user_site()}: a slice is from int to int by int, not {value!r}; "
-            "fr.take(x, fr.arange(start, stop)) takes a range that a step computes"
-        ) from None

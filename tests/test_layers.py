@@ -67,10 +67,11 @@ FAMILIES += [
     "loops",
 ]
 # each may import those to its left
-MEANING = [*FLOOR, "op", "operators", "graph", "typed", "subgraph", "ops", "gradients", "passes"]
+MEANING = [*FLOOR, "op", "indexing", "operators", "graph", "typed", "subgraph", "ops", "gradients", "passes"]
 MAY_IMPORT = {
     "op": FLOOR,
-    "operators": [*FLOOR, "op"],
+    "indexing": [*FLOOR, "op"],
+    "operators": [*FLOOR, "op", "indexing"],
     "graph": [*FLOOR, "op", "operators"],
     "typed": [*FLOOR, "op", "graph"],
     "subgraph": [*FLOOR, "op", "graph"],

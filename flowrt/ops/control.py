@@ -16,14 +16,14 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.plan import Plan
-from flowrt.base.spec import MAX_RANK, Spec
+from flowrt.base.spec import MAX_RANK, Spec, value_known
 from flowrt.graph import Graph, Node, Tensor, current_scope, scoped
-from flowrt.op import active_builder, as_value, building, gradients_inside
+from flowrt.op import active_builder, as_value, building, gradients_inside, sizing
 from flowrt.ops.ahead import Behind
 from flowrt.ops.body import answers_of, as_body, replay, with_flat_feeds
 from flowrt.ops.elementwise import add
 from flowrt.ops.shape import reshape
-from flowrt.ops.source import zeros_like
+from flowrt.ops.source import shape_of, zeros_like
 from flowrt.subgraph import Subgraph
 from flowrt.typed import op
 
@@ -322,12 +322,16 @@ class _Backward:
         return self.node.attrs["cond"] is None and not self.counted and bool(self.scanned)
 
     def _split(self) -> tuple[list[Tensor], set[Tensor]]:
-        """What of the forward iteration the backward one needs: values to stack, and inputs to hand it again."""
+        """What of the forward iteration the backward one needs: values to stack, and inputs to hand it again.
+
+        Values of another size in each iteration make no stack: the backward one computes them again.
+        """
         state, row = set(self.state), set(self.row)
         varies = {t.op for t in state | row}
         for node in self.inside.nodes:
             if node in self.iteration and any(t.op in varies for t in node.inputs):
                 varies.add(node)
+        stacked = varies - self._resized()
         stack: dict[Tensor, None] = {}
         again: set[Tensor] = set()
         left = [t for t in (*self.to_state, *self.to_kept, *self.to_row) if t is not None] + self.behind.needed
@@ -337,13 +341,29 @@ class _Backward:
             if tensor in seen:
                 continue
             seen.add(tensor)
-            if tensor in state or (tensor.op in self.iteration and tensor.op in varies and tensor not in row):
+            if tensor in state or (tensor.op in self.iteration and tensor.op in stacked and tensor not in row):
                 stack[tensor] = None
             elif tensor in row or tensor.op.op.name == "placeholder":
                 again.add(tensor)
             else:
                 left += tensor.op.inputs
         return list(stack), again
+
+    def _resized(self) -> set[Node]:
+        """What in an iteration has sizes that this decides by its values, so that no two need have the same."""
+        varies = {t.op for t in (*self.state, *self.row)}
+        resized: set[Node] = set()
+        for node in self.inside.nodes:
+            if node not in self.iteration:
+                continue
+            sizes = [node.inputs[i] for i in sizing(node.op.name, node.attrs, len(node.inputs))]
+            decided = any(t.op in varies and not value_known(t.spec.value) for t in sizes)
+            if not all(t.spec.known for t in node.outputs) and (decided or any(t.op in resized for t in node.inputs)):
+                resized.add(node)
+            taken = resized if node.op is shape_of else varies
+            if any(t.op in taken for t in node.inputs):
+                varies.add(node)
+        return resized
 
     def _stacked(self, wanted: Sequence[Tensor]) -> list[Tensor]:
         """The stacks of those values of each iteration, which the forward loop is made to keep."""

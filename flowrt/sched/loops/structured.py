@@ -57,7 +57,8 @@ class StackedRows:
             shape = tuple(n or 0 for n in spec.shape[1:])
         if any(row.shape != shape for row in rows):
             raise SpecError(
-                f"its iterations stack rows of different shapes: {sorted({str(list(r.shape)) for r in rows})}"
+                f"its iterations stack rows of different shapes: {sorted({str(list(r.shape)) for r in rows})}; carry "
+                "one tensor of the largest shape, and take parts of it, x[:n] (gradients go through that, too)"
             )
         out = empty((length, *shape), spec.dtype)
         for number, row in enumerate(reversed(rows) if reverse else rows):
