@@ -37,6 +37,7 @@ SETTLED = ("settled", True)  # what a report says of a test that was not run aga
 SHARED_OUT = "PYTEST_XDIST_WORKER" in os.environ
 LONG = (  # what takes far longer than its number of tests tells: first where no kernel is compiled yet, then always
     "test_ptx",
+    "test_launch_ray",
     "test_ops",
     "test_conv",
     "test_control_random",
@@ -58,7 +59,6 @@ LONG = (  # what takes far longer than its number of tests tells: first where no
     "test_rowwise",
     "test_rowwise_random",
     "test_digits",
-    "test_launch_ray",
     "test_stream_protocol",
     "test_stale_protocol",
     "test_membership",

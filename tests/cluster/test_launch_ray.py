@@ -42,6 +42,7 @@ def engine() -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="ray-")  # a socket's path is short
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # else 15: beside processes that compile, actors get no time
         patch.delenv("RAY_ADDRESS", raising=False)
         ray.init(
             address="local",
