@@ -22,6 +22,7 @@ BUDGET = 0.01  # of all worth may be spent on trying out whether waiting longer 
 APART = 8  # versions between two tries, if not all came, and two versions that are not closed at the best number
 SAME = 0.1  # of the time, by which it may differ where the same is decided
 TINY = 1e-12  # does not count
+FAR = 8.0  # times as long as the first of the first versions' updates took, half of them are waited for at most
 PATIENCE = 1.5  # times as long as half of the first versions' updates took, their others are waited for
 
 
@@ -200,11 +201,17 @@ class Adaptive(Policy):
 
 
 def _decide_first(offers: Sequence[Offer], able: Sequence[int], now: float, late: frozenset[int]) -> Close | WaitUntil:
-    """Nothing is known yet: wait for all but who was ``late`` before, and not much longer than for half of them."""
+    """Nothing is known yet: wait for all but who was ``late`` before, and not much longer than for half of them.
+
+    Nor very much longer than for the first one, where times differ so much that half of them would be far too many.
+    """
     replicas = len(offers) + len(able)
     half = (replicas + 1) // 2
     if len(offers) < half:
-        return WaitUntil(offers=half)
+        until = FAR * offers[0].seconds
+        if now < until:
+            return WaitUntil(until, half)
+        return _close(offers, f"kept {len(offers)} of {replicas}: {FAR:g} times as long as the first of them took")
     if late.issuperset(able):
         return _close(offers, f"kept {len(offers)} of {replicas}: the others were late in the first version, too")
     until = PATIENCE * offers[half - 1].seconds

@@ -16,8 +16,7 @@ from math import isfinite, nan
 
 from flowrt.base.valueclass import valueclass
 
-KEEP = 0.98  # what an average keeps of itself with each version: it goes back some 50
-FADE = 0.95  # what it counts for after a version that tells nothing
+KEEP = 0.98  # what an average keeps of itself with each version, told of or not: it goes back some 50
 DOUBT = 1.0  # versions measured that count as much as what is supposed before
 SMALLEST = 1e-3
 LARGEST = 1e6  # replicas' updates; noise beyond it is all there is
@@ -58,7 +57,7 @@ class NoiseScale:
         count = len(squares)
         one = sum(squares) / count if count else nan
         if count < 2 or not (isfinite(one) and isfinite(mean)):
-            return NoiseScale(self.weight * FADE, self.gradient * FADE, self.variance * FADE)
+            return NoiseScale(self.weight * KEEP, self.gradient * KEEP, self.variance * KEEP)
         return NoiseScale(
             self.weight * KEEP + 1,
             self.gradient * KEEP + (count * mean - one) / (count - 1),
