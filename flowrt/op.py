@@ -38,6 +38,7 @@ AnOp = TypeVar("AnOp", bound="Op")
 F = TypeVar("F", bound=Callable[..., Any])
 
 REGISTRY: dict[str, Op] = {}
+MOST_STARRED = 8  # arguments of one parameter, of calls that are learnt
 
 
 class Builder(Protocol):
@@ -130,10 +131,10 @@ def whole(function: F) -> F:
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if _active.get() is not None:
+        if _active.get() is not None or rounding.get() is not None:
             return function(*args, **kwargs)
         if not known_roles:
-            known_roles.append(roles_of(parameters_of(function.__name__, inspect.signature(function)), ()))
+            known_roles.append(roles_of(parameters_of(function.__name__, _spread(inspect.signature(function))), ()))
         key = likeness(function, known_roles[0], args, kwargs)
         known = RECALL.young.get(key) or RECALL.older(key)
         if known is None:
@@ -147,6 +148,15 @@ def whole(function: F) -> F:
         return function(*args, **kwargs)
 
     return cast("F", brief(called))
+
+
+def _spread(signature: inspect.Signature) -> inspect.Signature:
+    """``signature`` with a few parameters in the place of one that takes any number of arguments."""
+    spread: list[inspect.Parameter] = []
+    for p in signature.parameters.values():
+        names = [f"{p.name}_{n}" for n in range(MOST_STARRED)] if p.kind is p.VAR_POSITIONAL else []
+        spread += [p.replace(name=name, kind=p.POSITIONAL_OR_KEYWORD) for name in names] or [p]
+    return signature.replace(parameters=spread)
 
 
 _DEALING = frozenset({"_many", "_none"})  # attributes that say which inputs are whose: see `Op._arguments`

@@ -20,6 +20,7 @@ WHATS = {
     "mixed": "float32 and int64",
     "strided": "relu of every other column",
     "matmul": "[32,64] @ [64,64]",
+    "einsum": '[32,64] and [64,64], by "ij,jk->ik"',
     "relu": "of [32,64]",
     "softmax": "of [32,64]",
     "layer_norm": "of [32,64], with a scale and an offset",

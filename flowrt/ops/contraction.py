@@ -17,6 +17,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.plain import default_array
 from flowrt.base.valueclass import valueclass
+from flowrt.op import whole
 from flowrt.ops.elementwise import astype, multiply
 from flowrt.ops.index import take
 from flowrt.ops.inference import described, settled
@@ -51,6 +52,7 @@ class _Term:
         return shape_of(self.value)[self.labels.index(label)]
 
 
+@whole
 @located("einsum")
 def einsum(equation: str, *operands: Operand) -> TensorOrArray:
     """The sum of products that ``equation`` says, as NumPy's: ``"ij,jk->ik"`` is a product of matrices.
@@ -70,6 +72,7 @@ def einsum(equation: str, *operands: Operand) -> TensorOrArray:
     return made
 
 
+@whole
 @located("tensordot")
 def tensordot(a: Operand, b: Operand, axes: int | Sequence[int | Sequence[int]] = 2) -> TensorOrArray:
     """The sum of products over some axes of ``a`` and as many of ``b``: what is left of a's axes, then of b's.
@@ -95,6 +98,7 @@ def tensordot(a: Operand, b: Operand, axes: int | Sequence[int | Sequence[int]] 
     return made
 
 
+@whole
 @located("dot")
 def dot(a: Operand, b: Operand) -> TensorOrArray:
     """NumPy's dot: the sum of products over a's last axis and b's second last, or its only one; scalars multiply."""

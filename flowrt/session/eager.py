@@ -331,6 +331,7 @@ class _CallRecorder(EagerBuilder):
         self.arrays: list[Array] = []
         self.ops: list[JoinedOp] = []
         self.made: set[int] = set()  # by kernels
+        self.views: dict[int, int] = {}  # of which array others are another shape
         self.fits = True  # all that was applied are kernels, or nothing
         self._numbers: dict[int, int] = {}
         for array in given:
@@ -351,8 +352,15 @@ class _CallRecorder(EagerBuilder):
         applied = JoinedOp(op.name, tuple(map(self.number, inputs)), tuple(map(self.number, outputs)), attrs)
         self.ops.append(applied)
         self.fits &= not (op.stateful or op.name in STRUCTURED or op.name == "constant")
-        self.made |= set() if is_alias(op.name) else set(applied.outputs)
+        if is_alias(op.name):
+            self.views[applied.outputs[0]] = self.origin(applied.inputs[0])
+        else:
+            self.made |= set(applied.outputs)
         return outputs
+
+    def origin(self, number: int) -> int:
+        """The array whose entries that of this number has, in their order."""
+        return self.views.get(number, number)
 
 
 def _learn_whole(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Known:
@@ -392,7 +400,8 @@ def _joined(recorder: _CallRecorder, answer: Any, taken: Taken) -> Known | None:
     from flowrt.sched.regions.cost import predict
     from flowrt.sched.tape.direct import KEPT_SECONDS
 
-    answers = [recorder.number(array) for array in (answer if isinstance(answer, tuple) else (answer,))]
+    answered = [recorder.number(array) for array in (answer if isinstance(answer, tuple) else (answer,))]
+    answers = [recorder.origin(number) for number in answered]
     if not recorder.fits or not recorder.made.issuperset(answers) or len({*answers}) < len(answers) or not available():
         return None
     specs = {number: spec_of(array) for number, array in enumerate(recorder.arrays)}
@@ -405,7 +414,7 @@ def _joined(recorder: _CallRecorder, answer: Any, taken: Taken) -> Known | None:
     taken = replace(taken, fixed=fixed)
     seconds = sum(predict(a.op, [specs[value] for value in (*a.inputs, *a.outputs)]) for a in recorder.ops)
     prepared = Prepared(application, len(given) + len(answers))
-    inputs, outputs = ([specs[value] for value in values] for values in (given, answers))
+    inputs, outputs = ([specs[value] for value in values] for values in (given, answered))
     return as_call(prepared, inputs, outputs, taken, seconds > KEPT_SECONDS)
 
 

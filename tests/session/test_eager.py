@@ -394,6 +394,11 @@ WHOLE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "gelu": (lambda x: fr.gelu(x, approximate=True), ((4, 5),)),
     "elu": (lambda x: fr.elu(x, alpha=0.5), ((4, 5),)),
     "logsumexp": (lambda x: fr.logsumexp(x, axis=-1), ((4, 5),)),
+    "einsum": (lambda a, b: fr.einsum("bhqd,bhkd->bhqk", a, b), ((2, 3, 4, 5), (2, 3, 2, 5))),
+    "einsum of three": (lambda a, b, c: fr.einsum("ij,jk,k->i", a, b, c), ((4, 5), (5, 3), (3,))),
+    "einsum of one": (lambda a: fr.einsum("ii", a), ((4, 4),)),
+    "tensordot": (lambda a, b: fr.tensordot(a, b, axes=((0, 1), (1, 0))), ((3, 4, 5), (4, 3, 2))),
+    "dot": (fr.dot, ((5,), (5,))),
 }
 
 
@@ -414,6 +419,17 @@ def test_a_function_made_of_ops_is_one_call_and_answers_what_they_do(name: str, 
     if direct.available():
         whole = [known for key, known in recall.young.items() if not isinstance(key[0], type(fr.relu))]  # type: ignore[index]
         assert {type(known).__name__ for known in whole} == {"builtin_function_or_method"}
+
+
+def test_products_are_rounded_wherever_that_is_asked_for(recall: Recall) -> None:
+    a, b = np.random.default_rng(0).standard_normal((2, 4, 4)).astype(np.float32)
+    exact = [fr.einsum("ij,jk->ik", a, b) for _ in range(4)][-1]
+    for _ in range(3):
+        with fr.mixed_precision("bfloat16"):
+            rounded = fr.einsum("ij,jk->ik", a, b)
+            np.testing.assert_array_equal(rounded, fr.matmul(a, b))
+        assert not np.array_equal(rounded, exact)
+        np.testing.assert_array_equal(fr.einsum("ij,jk->ik", a, b), exact)
 
 
 def test_one_array_given_twice_is_not_taken_for_two_that_are_alike(recall: Recall) -> None:

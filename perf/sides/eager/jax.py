@@ -40,6 +40,7 @@ OPS = {
     "mixed": lambda: x + whole,
     "strided": lambda: jax.nn.relu(x[:, ::2]),  # no array of its is strided
     "matmul": lambda: x @ w1,
+    "einsum": lambda: jnp.einsum("ij,jk->ik", x, w1),
     "relu": lambda: jax.nn.relu(x),
     "softmax": lambda: jax.nn.softmax(x),
     "layer_norm": layer_norm,
