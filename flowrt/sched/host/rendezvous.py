@@ -225,7 +225,10 @@ class Rendezvous:
 
     def give(self, key: StepKey, edge: int, value: Array | Dead) -> bool:
         """Hand a value to who waits for it; answers whether somebody did."""
-        step = self._step(key)
+        step = self._steps.get(key)
+        if step is None:
+            self._check_goes_on(key)
+            return False
         taker = step.takers.pop(edge, None)
         if taker is None or taker.done():
             return False
@@ -335,11 +338,14 @@ class Rendezvous:
         step = self._steps.get(key)
         if step is not None:
             return step
+        self._check_goes_on(key)
+        step = self._steps[key] = _Step()
+        return step
+
+    def _check_goes_on(self, key: StepKey) -> None:
         if key in self._closed:
             why = self._closed[key]
             raise StepCancelled(f"step {key[1]} has ended") if why is None else type(why)(*why.args)
-        step = self._steps[key] = _Step()
-        return step
 
     def _put(self, step: _Step, edge: int, value: Arrival) -> bool:
         """Hand a value to its taker, or keep it until there is one; answers whether there was."""
