@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from flowrt.net.node.started import Started
 from flowrt.sched.drivers.closed import Closed
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.rendezvous import Pushed
+from flowrt.sched.host.shielded import EndedAnyway
 
 if TYPE_CHECKING:
     from flowrt.net.master.steps import Registered
@@ -283,4 +285,41 @@ async def test_a_value_of_a_step_that_has_ended_changes_nothing() -> None:
         assert (await made.run(step, np.ones(3)))[0].tolist() == [4, 4, 4]
         with pytest.raises(FlowrtError, match="has ended"):
             made.hosts[WORKER].rendezvous.open(key)
+        await made.assert_well()
+
+
+async def _outcome(made: World, step: Registered, number: int) -> None:
+    """Run a step to whatever end; if it ends well, or broke, that is as it should be."""
+    try:
+        (got, *_) = await made.run(step, np.full(3, float(number)))
+    except EndedAnyway as ended:
+        (got, *_) = ended.values
+    except LinkBroken:
+        return
+    np.testing.assert_array_equal(got, np.full(3, 4.0 * number))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whichever_steps_are_cancelled_and_ways_are_closed_others_are_right(seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def turns(most: int) -> None:
+        for _ in range(rng.randrange(most)):
+            await asyncio.sleep(0)
+
+    async with world() as made:
+        steps = [await made.master.register(**relay(*tasks, SMALL)) for tasks in (TASKS, TASKS[::-1])]
+        for _ in range(60):
+            running = [asyncio.ensure_future(_outcome(made, rng.choice(steps), n)) for n in range(rng.randint(1, 12))]
+            await turns(30)
+            for each in running:
+                if rng.random() < 0.3:
+                    each.cancel()
+                await turns(4)
+            for node in made.nodes.values():
+                for link in list(node._links._links.values()):
+                    if rng.random() < 0.1:
+                        link.close()
+            for end in await asyncio.gather(*running, return_exceptions=True):
+                assert end is None or isinstance(end, asyncio.CancelledError), end
         await made.assert_well()
