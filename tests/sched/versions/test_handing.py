@@ -45,6 +45,18 @@ def test_whoever_has_spent_some_is_handed_as_many_unless_it_is_excused() -> None
     assert all_of(handing) == [(0, 5, 10), (0, 6, 11), (0, 7, 12)]
 
 
+def test_somebody_lacks_batches_who_may_have_one_and_holds_fewer_than_enough() -> None:
+    handing = Handing(2, 3)
+    assert handing.lacks(1)
+    all_of(handing)
+    assert not handing.lacks(3)
+    assert handing.lacks(4)
+    handing.spend(1, 2)
+    assert (handing.lacks(1), handing.lacks(2)) == (False, True)
+    handing.excuse(1)
+    assert not handing.lacks(2)
+
+
 def test_what_a_lost_replica_had_not_spent_comes_back_once_that_is_known_and_goes_before_new_ones() -> None:
     handing = Handing(2, 3)
     all_of(handing)
