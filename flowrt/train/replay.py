@@ -1,13 +1,15 @@
 """Trains a recorded history again: the sets that the ledger names, of the batches that it names, to the same bits.
 
 Law: nothing is decided anew. Each version keeps what was kept, in replica order, of the values that the version before
-left; random ops draw by version and replica. Who was not kept is handed nothing, so it does not begin.
+left; random ops draw by version and replica. Who was not kept is handed nothing, so it does not begin. Replicas that
+keep something from round to round, as those of `LocalSteps` may, begin with nothing where they did then, so each run of
+then is one again; and they are to have kept what follows from the rounds that counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from itertools import count
+from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sequence
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import FeedError, FlowrtError, LedgerError
@@ -16,7 +18,7 @@ from flowrt.sched.policies import Policy, recorded
 from flowrt.sched.versions.retelling import Retelling
 from flowrt.train.accounts import setup_of
 from flowrt.train.batches import Batches, Identities, Supply
-from flowrt.train.steps import Steps
+from flowrt.train.steps import StepReport, Steps
 
 if TYPE_CHECKING:
     from flowrt.ledger import Ledger, Version
@@ -31,6 +33,7 @@ SETS_BYTES = 1 << 17  # of the sets that a run is told of: a message has room fo
 class Retold(Supply):
     """Hands out batches of a client's iterable that are used again, whose identities are their places in it."""
 
+    wanted: Collection[int] = ()  # identities; the others are passed over
     handing: Retelling
     _drawn = 0
 
@@ -39,7 +42,7 @@ class Retold(Supply):
             raise FeedError(
                 f"batch {self.handing.identity} was kept, and there are only {self._drawn} to train with again"
             )
-        if self._drawn in self.handing.identities:
+        if self._drawn in self.wanted:
             self._put_in(replica, self._drawn, batch)
         self._drawn += 1
 
@@ -50,6 +53,7 @@ class Replay(Steps):
     def __init__(self, trainer: Trainer, session: Session, ledger: Ledger) -> None:
         super().__init__(trainer, session, 0)
         self._retold = ledger
+        self._until = 0  # the version at which the run of now ends
         _check(trainer, session, ledger)
 
     def _open_ledger(self) -> Writer | None:
@@ -65,12 +69,29 @@ class Replay(Steps):
         return Retold(Batches(batches, trainer.inputs), inputs, depth, self._give, runner.copy)
 
     def _policy_at(self, version: int) -> Policy:
-        """What the servers are told to keep from ``version`` on."""
-        trainer = self._trainer
+        """What the servers are told to keep from ``version`` on, in this run."""
+        trainer, supply = self._trainer, self._supply
+        left = _from(self._retold, version)
+        if isinstance(supply, Retold):
+            supply.wanted = frozenset(identity for each in left for identity in each.kept_batches)
         width = -(-trainer.replicas // 8)
-        versions = _from(self._retold, version)[: SETS_BYTES // width]
-        self._supply.handing = Retelling(trainer.replicas, self._depth, [each.kept for each in versions])
-        return recorded(trainer.policy, [each.kept for each in versions], trainer.replicas)
+        part = _rounds_from(self._retold, left, trainer) if _keeps(trainer) else left
+        kept = [each.kept for each in part[: SETS_BYTES // width]]
+        self._until = version + len(kept)
+        supply.handing = Retelling(trainer.replicas, self._depth, kept)
+        return recorded(trainer.policy, kept, trainer.replicas)
+
+    async def _next(self) -> StepReport | None:
+        """As of others; where a run is over and not all of the history, another one goes on."""
+        while (report := await super()._next()) is None and self._told == self._until < self._end:
+            await self._change_runs(self._begin_another())
+        return report
+
+    @property
+    def _end(self) -> int:
+        """The version that the history has come to."""
+        versions = self._retold.versions
+        return versions[-1].version + 1 if versions else 0
 
     async def _go_on_after(self, error: FlowrtError) -> None:
         raise error
@@ -103,3 +124,41 @@ def _from(ledger: Ledger, version: int) -> Sequence[Version]:
         if not all(each.kept.values()):
             raise LedgerError(f"{ledger.path}: it is not known which batches made version {each.version}")
     return versions
+
+
+def _keeps(trainer: Trainer) -> bool:
+    """Whether its replicas keep anything from round to round: slots of an optimiser, or steps that they are ahead."""
+    local = trainer.towers[0].local
+    return local is not None and bool(local.start or trainer.overlap)
+
+
+def _rounds_from(ledger: Ledger, left: Sequence[Version], trainer: Trainer) -> Sequence[Version]:
+    """Those of ``left`` that one run made.
+
+    Raises `LedgerError` where what replicas kept from round to round does not follow from those that counted.
+    """
+    if not left:
+        return left
+    run, at = left[0].run, left[0].version
+    part = [*takewhile(lambda each: each.run == run, left)]
+    begun = next(each.version for each in ledger.versions if each.run == run)
+    if begun < at:
+        raise _untold(
+            ledger, trainer, f"replicas had kept something by version {at}; begin where their run did, at {begun}"
+        )
+    there, off = set[int](), set[int]()  # who took part, and of those whoever did not, or in vain, in some version
+    for each in part:
+        if back := off.intersection(each.kept):
+            raise _untold(
+                ledger, trainer, f"replica {min(back)} counts in version {each.version} after rounds that did not"
+            )
+        there.update(each.kept)
+        off.update(each.late, each.refused, each.lost, there.difference(each.kept))
+    return part
+
+
+def _untold(ledger: Ledger, trainer: Trainer, why: str) -> LedgerError:
+    return LedgerError(
+        f"{ledger.path} cannot be trained again to the same bits, as replicas of {trainer.policy} go on with what they "
+        f"kept from rounds before, and {why}. With fr.optim.SGD and overlap=0 they keep nothing"
+    )

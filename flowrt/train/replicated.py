@@ -161,8 +161,8 @@ class Replicated(Trainer):
         have it be this session's.
 
         Raises `LedgerError` where the trainer, its policy, or the session's seed are not those of then, where it is not
-        known what a version was made of, and for a policy that keeps updates of stale values; `FeedError` where there
-        are too few batches; else as `steps`.
+        known what a version was made of, or what replicas of `LocalSteps` kept from the rounds before, and for a policy
+        that keeps updates of stale values; `FeedError` where there are too few batches; else as `steps`.
         """
         check_iterable(batches, "trainer.replay")
         told = ledger if isinstance(ledger, Ledger) else Ledger(ledger)

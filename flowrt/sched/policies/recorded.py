@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
 
@@ -12,12 +12,13 @@ from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
 class Recorded(Policy):
     """Keep, in each version, the updates of the replicas that were kept in it, and wait for them however long.
 
-    All but the sets is as by ``policy``. ``sets`` holds a bit for each replica, ``width`` bytes for each version, least
-    first; the set of the open version is the ``at``-th. See `recorded`.
+    How they are combined is as by ``policy``; how many they are is not, as other replicas may have been there then than
+    are now. ``sets`` holds a bit for each replica, ``width`` bytes for each version, least first; the set of the open
+    version is the ``at``-th. See `recorded`.
     """
 
     policy: Policy
-    sets: bytes
+    sets: bytes = field(repr=False)
     width: int
     at: int = 0
 
@@ -41,10 +42,6 @@ class Recorded(Policy):
     def least(self, replicas: int) -> int:
         """As many as are in the set."""
         return len(self.wanted) or 1
-
-    def size(self, replicas: int) -> int | None:
-        """As ``policy``."""
-        return self.policy.size(replicas)
 
     def weights(self, kept: Sequence[Offer]) -> tuple[float, ...] | None:
         """As ``policy``."""

@@ -19,7 +19,6 @@ class Retelling(Handing):
         self._versions = versions
         self._open = 0  # which of them is open
         self._ended: set[int] = set()  # of whom a receipt of the open one has come
-        self.identities = frozenset(i for kept in versions for identities in kept.values() for i in identities)
         self._coming: list[list[tuple[int, int]]] = [[] for _ in range(replicas)]  # (version, identity), next one last
         for at in range(len(versions) - 1, -1, -1):
             for replica, identities in versions[at].items():

@@ -6,7 +6,18 @@ import random
 
 import pytest
 
-from flowrt.sched.policies import Close, FirstOf, Offer, Record, WaitUntil, policy_from_data, policy_to_data, recorded
+from flowrt.sched.policies import (
+    AllOf,
+    Close,
+    FirstOf,
+    Offer,
+    Record,
+    WaitUntil,
+    asking,
+    policy_from_data,
+    policy_to_data,
+    recorded,
+)
 from flowrt.sched.versions.retelling import Retelling
 
 
@@ -17,7 +28,11 @@ def test_a_recorded_policy_keeps_the_sets_one_after_another_and_waits_for_them()
     assert policy.decide([Offer(9, 1.0), Offer(4, 1.0), Offer(0, 2.0)], (), 99.0) == Close((0, 9), "as recorded")
     after = policy.after(Record((), (), (), 0.0, 0.0))
     assert (after.least(10), after.decide([Offer(3, 0.0)], (), 0.0)) == (1, Close((3,), "as recorded"))
-    assert after.size(10) == FirstOf(2).size(10)
+
+
+def test_a_recorded_set_may_have_fewer_replicas_than_are_there_now() -> None:
+    policy, offers = recorded(AllOf(), [(0, 2)], replicas=3), [Offer(replica, 1.0) for replica in range(3)]
+    assert asking.decide(policy, 3, offers, (), 2.0) == Close((0, 2), "as recorded")
 
 
 @pytest.mark.parametrize("seed", range(100))
