@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 ENTRY_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 RUN_WORDS = 4
 STATUS, STEP, SEED = 0, 1, 2
+REPEATED = 1 << 48  # runs whose numbers, from 0 on, differ by a multiple of this draw the same
 
 FILL_OP = "fill"
 _SEEN_AS_BYTES = np.dtype("int8")  # floats, where tiles alone compute on them
@@ -53,6 +54,11 @@ FAILURES = {
 
 
 WAYS: dict[str, list[str]] = {}  # by kernels that are entered `in_ways`, all those of their op
+
+
+def drawn_as(number: int) -> int:
+    """The number by which a run of that number draws: the word at `STEP`."""
+    return number if number < REPEATED else number % REPEATED
 
 
 def failure(op: str, status: int) -> str:

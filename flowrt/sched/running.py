@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import DeadTensorError, FlowrtError, ResourceError
-from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
+from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP, drawn_as
 from flowrt.sched.ahead import Ahead
 from flowrt.sched.demand import LARGE
 from flowrt.sched.effects import AT_ONCE, Later, await_arrival, handler_of, line_up, open_and_push, receive
@@ -458,7 +458,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 def run_words(number: int, seed: int) -> Array:
     """The words that kernels of a run may look at."""
     words = np.zeros(RUN_WORDS, np.int64)
-    words[STEP], words[SEED] = number, seed
+    words[STEP], words[SEED] = drawn_as(number), seed
     return words
 
 

@@ -400,25 +400,25 @@ class Session(AsyncOnly):
                 )
         missing = {key: resource for key, resource in held.items() if key not in have and key not in done}
         self._anew = len(missing) == len(held)
-        await self._begin_variables(missing, self._open().begin(arrays(missing), tables(self.graph, missing)), 0)
+        begun = self._open().begin(arrays(missing), tables(self.graph, missing))
+        await self._begin_variables(missing.keys() - begun)
 
     def _held(self) -> dict[tuple[str, str], Resource]:
         """The variables that this session's nodes hold."""
         return {key: resource for key, resource in self.graph.resources.items() if resource.kind == "variable"}
 
     async def start_over(self) -> bool:
-        """Give all variables initial values again, drawn anew, if the session began with such; answers whether."""
+        """Give all variables the initial values again that the session began with, if it did; answers whether."""
         if self._anew:
-            await self._begin_variables(self._held(), (), None)
+            await self._begin_variables(self._held())
         return self._anew
 
-    async def _begin_variables(
-        self, missing: Mapping[tuple[str, str], Resource], begun: Collection[tuple[str, str]], number: int | None
-    ) -> None:
-        for place, wave in enumerate(initial_waves(missing)):  # draws are the same whatever has begun
-            if left := [node for node in wave if node.resource not in begun]:
+    async def _begin_variables(self, names: Collection[tuple[str, str]]) -> None:
+        for place, wave in enumerate(initial_waves(self._held())):  # of all: draws are the same whatever has begun
+            if left := [node for node in wave if node.resource in names]:
+                number = self._numbers.initial(place)
                 with Activity(f"initialising {len(left)} variables"):
-                    await self._run(self._step(left, ()), (), counted=False, number=None if place else number)
+                    await self._run(self._step(left, ()), (), counted=False, number=number)
 
     @brief
     async def reset(self, container: str | None = None) -> None:

@@ -39,8 +39,9 @@ class RolledBack:
     def __str__(self) -> str:
         undone = self.undone
         which = f"steps {undone[0]} to {undone[-1]} are undone" if undone else "no step is undone"
+        values = "as the newest checkpoint has it" if self.step else "with the values that it began with"
         return (
-            f"training goes on from step {self.step}, as the newest checkpoint has it, {self.seconds:.1f} s after "
+            f"training goes on from step {self.step}, {values}, {self.seconds:.1f} s after "
             f"{', '.join(self.lost)} was lost; {which}"
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +58,15 @@ class Training:
 
 @asynccontextmanager
 async def training(
-    path: Path, *, every: int | None = 5, policy: fr.train.Policy | None = None, restart: bool = False
+    path: Path,
+    *,
+    every: int | None = 5,
+    policy: fr.train.Policy | None = None,
+    restart: bool = False,
+    fn: Callable[[dict[str, fr.Tensor]], Any] = loss_fn,
 ) -> AsyncIterator[Training]:
     with fr.Graph() as graph:
-        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, policy=policy, servers=2)
+        trainer = fr.train.Replicated(fn, INPUTS, fr.optim.SGD(1.0), replicas=2, policy=policy, servers=2)
     async with (
         fr.LocalCluster(ps=2, worker=2, restart=restart) as cluster,
         fr.Session(graph, cluster=cluster, checkpoints=fr.Checkpoints(path, every_steps=every)) as session,
@@ -135,6 +140,26 @@ async def test_before_the_first_checkpoint_it_begins_anew(tmp_path: Path) -> Non
         assert report.rolled_back is not None
         assert list(report.rolled_back.undone) == list(range(1, max(before, 3) + 1))
         assert await at.state() == [1, *[-1.0] * 6]
+        await steps.aclose()
+
+
+@pytest.mark.parametrize("victim", SERVERS)
+async def test_it_begins_anew_with_the_values_that_were_drawn_first(victim: str, tmp_path: Path) -> None:
+    def drawing(inputs: dict[str, fr.Tensor]) -> Any:
+        a = fr.Variable(fr.random.normal((3,)), name="a")
+        b = fr.Variable(a.read() + fr.random.normal((3,)), name="b")  # on the other server
+        return fr.sum((a + b) * fr.mean(inputs["x"], axis=0))
+
+    async with training(tmp_path, every=None, fn=drawing) as at:
+        first = await at.state()
+        steps = at.trainer.steps(at.session, batches())
+        for _ in range(2):
+            await anext(steps)
+            await at.kill(victim)
+            await at.cluster.respawn(victim)
+            report, _ = await until_rolled_back(steps)
+            assert "from step 0, with the values that it began with" in str(report.rolled_back)
+            assert await at.state() == [1, *np.asarray(first[1:], np.float32) - 1]
         await steps.aclose()
 
 

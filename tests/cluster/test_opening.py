@@ -278,3 +278,19 @@ def test_a_graph_can_do_without_nodes_that_it_does_not_name_and_without_replicas
         with fr.device(WORKERS[1]):
             fr.constant(1.0)
     assert not can_do_without(both, (), {WORKERS[1]}, there), "something else is to run there"
+
+
+async def test_initial_values_are_the_same_whether_others_are_there_already() -> None:
+    with fr.Graph(seed=4) as graph:
+        with fr.device(PS):
+            a = fr.Variable(fr.random.normal((3,)), name="a")
+        with fr.device(SERVERS[1]):
+            b = fr.Variable(a.read() + fr.random.normal((3,)), name="b")
+    async with fr.LocalCluster(ps=2) as cluster:
+        async with fr.Session(graph, cluster=cluster) as session:
+            first = await session.run([a, b])
+        cluster.processes[SERVERS[1]].kill()
+        await cluster.processes[SERVERS[1]].wait()
+        await cluster.respawn(SERVERS[1])
+        async with fr.Session(graph, cluster=cluster) as session:
+            np.testing.assert_array_equal(await session.run([a, b]), first)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import ResourceError, SpecError
+from flowrt.kernels.launch import drawn_as
 from flowrt.kernels.run.direct import Direct
 from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.sched.tape.direct import Numbers
@@ -36,7 +37,7 @@ class Told(Numbers):
 
     def tell(self, number: int) -> None:
         """The next runs are to have that number."""
-        self.base[0] = number
+        self.base[0] = drawn_as(number)
 
 
 class Closed:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.spec import Spec, spec_of
+from flowrt.kernels.launch import REPEATED
 from flowrt.kernels.run.direct import MOST_OUTPUTS, RunTerms, plan_words
 from flowrt.sched.host.memory import counted
 from flowrt.sched.tape.interrupts import note_plan
@@ -35,8 +36,9 @@ class Numbers:
     """The numbers of a session's runs, each above those before it; and whether the session is open, as a word."""
 
     def __init__(self) -> None:
-        self.counter = itertools.count(1)  # 0 is the initialisation's
+        self.counter = itertools.count(1)
         self._aside = itertools.count(-1, -1)
+        self._again = itertools.count(REPEATED, REPEATED)
         self.base = (ctypes.c_int64 * 1)()
         self.gate = (ctypes.c_int64 * 1)()
 
@@ -51,6 +53,13 @@ class Numbers:
     def aside(self) -> int:
         """A number, below 0, for a run beside the program's own, whose draws must not hang on it."""
         return next(self._aside)
+
+    def initial(self, place: int) -> int:
+        """A number, each time another one, for the run that gives the ``place``-th group of variables initial values.
+
+        What is drawn hangs on the place alone: not on how often that is done, nor on what has run before.
+        """
+        return place + next(self._again)
 
     def skip(self, number: int) -> None:
         """Number the runs to come from at least ``number``."""
