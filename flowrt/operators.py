@@ -109,7 +109,7 @@ class Operators(Generic[Answer]):
     __slots__ = ()
 
     @brief
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         raise GraphError(f"{user_site()}: {NEVER_COPIED}")
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *values: Any, **settings: Any) -> Any:

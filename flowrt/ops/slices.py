@@ -77,6 +77,9 @@ class IndexedSlices(TensorOperators):
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.asarray(self.__tensor__(), *args, **kwargs)
 
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return IndexedSlices, (self.values, self.indices, self.shape)  # as a step answers them, of arrays
+
     def __repr__(self) -> str:
         return f"<IndexedSlices {self.spec} of {described(self.values)}>"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -431,3 +433,18 @@ def test_an_unsigned_index_beyond_all_signed_ones_is_out_of_range(shape: tuple[i
             fr.take(x, np.uint64([1, beyond]), axis=axis)
     np.testing.assert_array_equal(fr.take(x + 1, np.uint64([1, 3]), axis=axis), np.take(x + 1, [1, 3], axis))
     assert fr.one_hot(np.uint64([2**63, 1, 2**64 - 1]), 2).tolist() == [[0, 0], [0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda slices: pickle.loads(pickle.dumps(slices))])
+def test_the_slices_that_a_step_answers_are_copied_and_pickled_as_the_arrays_they_are(copied: Any) -> None:
+    with fr.Graph() as graph:
+        table = fr.Variable(np.ones((4, 2), np.float32))
+        (slope,) = fr.gradients(fr.sum(fr.square(table[[0, 2, 0]])), [table])
+    with fr.BlockingSession(graph) as session:
+        found = session.run(slope)
+    again = copied(found)
+    assert again.shape == (4, 2)
+    np.testing.assert_array_equal(again.indices, [0, 2, 0])
+    np.testing.assert_array_equal(np.asarray(again), [[4, 4], [0, 0], [2, 2], [0, 0]])
+    with pytest.raises(fr.GraphError, match=r"test_sparse.py:\d+: a graph is neither pickled nor copied"):
+        pickle.dumps(slope)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import sys
 import threading
 import weakref
@@ -93,6 +95,17 @@ def test_the_callable_is_machine_code_where_there_is_some(way: bool) -> None:
         np.testing.assert_array_equal(step(x=X), step(X))
         with pytest.raises(fr.FeedError, match="no feed of the step is named 'z'"):
             step(z=X)
+
+
+def test_a_step_says_what_it_is_and_is_not_pickled(way: bool) -> None:
+    m = Model()
+    with fr.BlockingSession(m.graph) as session:
+        step = session.compile(m.y, [m.x])
+        assert copy.deepcopy(step) is step
+        if way:
+            assert "method step of StepWords" in repr(step)
+            with pytest.raises(fr.GraphError, match=r"test_direct.py:\d+: a compiled step is not pickled"):
+                pickle.dumps(step)
 
 
 @pytest.fixture

@@ -18,10 +18,11 @@ import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
+from flowrt.base.errors import GraphError, user_site
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.launch import STATUS, STEP
 from flowrt.kernels.store.parts import direct_address
@@ -105,6 +106,17 @@ class Method(ctypes.Structure):
     )
 
 
+class StepWords(np.ndarray[Any, Any]):
+    """The words that a step reads, as what it is a method of: they name places of this process."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise GraphError(
+            f"{user_site()}: a compiled step is not pickled: compile it anew, in a session of that process"
+        )
+
+
 class Direct:
     """``call`` takes the values of a step's feeds and answers what ``fallback`` would.
 
@@ -132,7 +144,7 @@ class Direct:
     def _made(
         self, fallback: Any, leaves: Sequence[int | None], kind: type | None, finish: Callable[[list[Any]], Any] | None
     ) -> Callable[..., Any]:
-        head = np.zeros(FIRST_LEAF + len(leaves), np.int64)
+        head = np.zeros(FIRST_LEAF + len(leaves), np.int64).view(StepWords)
         head[:FIRST_LEAF] = head_words(kind)
         head[CHOICE], head[FALLBACK] = id(self._choice), id(fallback)
         head[FINISH], head[LEAVES] = 0 if finish is None else id(finish), len(leaves)
@@ -255,5 +267,5 @@ def _numpy(entry: int) -> int:
 
 @cache
 def _method() -> Method:
-    text = b"The values of the feeds, in order -> the fetches."
+    text = b"The values of the feeds, in order or by their names -> the fetches."
     return Method(b"step", direct_address(), FASTCALL, text)
