@@ -114,6 +114,14 @@ async def test_sizes_may_be_known_only_by_the_value(cluster: LocalCluster) -> No
             np.testing.assert_array_equal(out, np.full(size, 8.0))
 
 
+async def test_a_step_of_which_no_task_has_a_part_ends(cluster: LocalCluster) -> None:
+    async with driving(cluster) as master, asyncio.timeout(10):
+        run = Numbers(master)
+        (fetched,) = await run(await master.register({}, [[]], [0]), np.arange(3.0))
+        np.testing.assert_array_equal(fetched, np.arange(3.0))
+        assert await run(await master.register({}, [], [])) == []
+
+
 async def test_many_steps_run_at_once(cluster: LocalCluster) -> None:
     async with driving(cluster) as master:
         run = Numbers(master)

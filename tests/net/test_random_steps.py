@@ -42,8 +42,6 @@ async def _agree(made: World, seed: int) -> bool:
     except PlacementError:
         return False  # random colocation may contradict random devices
     assert compiled.client is not None
-    if not compiled.plans:
-        return False  # all that is fetched is fed
     feeds = [[(transfer.edge, transfer.task) for transfer in ways] for ways in compiled.client.feeds]
     fetches = [f if not isinstance(f, Transfer) else (f.edge, f.task) for f in compiled.client.fetches]
     step = await made.master.register(compiled.plans, feeds, fetches)

@@ -61,6 +61,8 @@ class OpenStep:
         self.errors: list[tuple[int, FlowrtError]] = []
         self.aborted = self.excused = False  # the latter: of a task it is not known whether it has ended the step
         self.news = asyncio.Event()  # it has failed, or every task has ended it
+        if not self.waiting:  # nothing but feeds is fetched, or nothing
+            self.news.set()
 
     def settle(self, task: str, error: FlowrtError | None = None, *, remote: bool = False) -> None:
         """``task`` has ended the step, or never will. What a task says of others counts less than what we see."""
