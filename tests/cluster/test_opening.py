@@ -20,6 +20,7 @@ from flowrt.base.errors import NodeLost
 from flowrt.cluster.cluster import LocalCluster
 from flowrt.net.master.master import Master
 from flowrt.net.master.meeting import LEAST, TIMES, Meetings
+from flowrt.net.wire.messages import Register
 from flowrt.passes.needs import can_do_without
 from flowrt.session import cluster_runner
 from flowrt.session.cluster_runner import ClusterRunner
@@ -278,6 +279,37 @@ def test_a_graph_can_do_without_nodes_that_it_does_not_name_and_without_replicas
         with fr.device(WORKERS[1]):
             fr.constant(1.0)
     assert not can_do_without(both, (), {WORKERS[1]}, there), "something else is to run there"
+
+
+async def test_a_node_that_has_a_step_and_is_restarted_before_others_have_it_has_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered, ask = asyncio.Event(), Master._ask
+
+    async def noted(self: Master, task: str, message: Any) -> Any:
+        answer = await ask(self, task, message)
+        if task == PS and isinstance(message, Register):
+            registered.set()
+        return answer
+
+    monkeypatch.setattr(Master, "_ask", noted)
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (3,))
+        made = []
+        for server in SERVERS:
+            with fr.device(server):
+                made.append(fr.exp(x))
+    async with fr.LocalCluster(ps=2) as cluster, fr.Session(graph, cluster=cluster) as session, asyncio.timeout(30):
+        async with stopped(cluster, SERVERS[1]):
+            running = asyncio.ensure_future(session.run(made, {x: np.zeros(3, np.float32)}))
+            await registered.wait()
+            cluster.processes[PS].kill()
+            await cluster.processes[PS].wait()
+            await cluster.respawn(PS)
+            runner = session._open_here()
+            while PS in runner.lost or PS not in runner.losses:
+                await runner.wait_changed(runner.lost, runner.suspects)
+        np.testing.assert_array_equal(await running, np.ones((2, 3)))
 
 
 async def test_initial_values_are_the_same_whether_others_are_there_already() -> None:

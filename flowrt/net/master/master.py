@@ -373,8 +373,12 @@ class Master:
                 raise InternalError(f"a plan for {task}, which is not in the cluster")
         registered = describe(next(self._numbers), plans, feeds, fetches)
         shipped = registered.plans
-        await self._ask_each({task: self._shipment(registered.plan, plan) for task, plan in shipped.items()})
-        self._plans[registered.plan] = shipped
+        self._plans[registered.plan] = shipped  # before all have it, lest who has is lost, and back without it
+        try:
+            await self._ask_each({task: self._shipment(registered.plan, plan) for task, plan in shipped.items()})
+        except BaseException:
+            self._plans.pop(registered.plan, None)
+            raise
         return registered
 
     def _shipment(self, number: int, plan: Plan) -> Register:
