@@ -144,6 +144,14 @@ def test_a_refused_update_is_refused_again_while_it_might_count() -> None:
     assert shard.hold(5, 1, "another", True)[1] is Verdict.HELD
 
 
+def test_a_finite_update_after_one_that_was_refused_is_held_and_known_again() -> None:
+    refused = held().hold(2, 1, "nan", False)[0].hold(2, 0, "nan", False)[0]
+    shard, verdict = refused.hold(3, 1, "fine", True)
+    assert (verdict, shard.refused) == (Verdict.HELD, {0})
+    assert shard.hold(3, 1, "fine", True)[1] is Verdict.REPEAT
+    assert shard.hold(2, 0, "nan", False)[1] is Verdict.REFUSED
+
+
 # ── the coordinator ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
