@@ -7,7 +7,7 @@ policy takes. `flowrt.train.program` makes plans of these, which the nodes run b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -154,6 +154,7 @@ class Built:
             self._build_tower(replica, first if replica == 0 else None, loss_fn, optimizer)
             for replica in range(self.replicas)
         ]
+        self._start_on_servers()
         self.graph.some_of.append(SomeOf(self.nodes, self.least, range(before, len(self.graph.nodes))))
         self._check_alike()
         self.version: Tensor = placeholder("int64", (), name="version")
@@ -164,6 +165,22 @@ class Built:
         if self.copies > 1:
             moved = frozenset(name_of(variable) for variable in self.moved)
             self.graph.held_twice.append(HeldTwice(tuple(dict.fromkeys(self.servers)), moved, self.keep_copies))
+
+    def _start_on_servers(self) -> None:
+        """Have what variables start from be made on their servers, lest no session open without the first replica.
+
+        What its tower uses, too, stays.
+        """
+        tower = self.towers[0]
+        finite = [each for each in tower.finite if each is not None]
+        parts = parts_of(gradient for gradient, _ in tower.gradients)
+        used = leading_to(tensor.op for tensor in (tower.loss, *tower.metrics.values(), *parts, *finite))
+        here = Device.parse(self._workers[0]).over(self._outside.device)
+        for part in self.held:
+            if part.resource.initial is not None:
+                for node in leading_to([part.resource.initial.op]) - used:
+                    if node.device == here:
+                        node.device = part.resource.device
 
     async def keep_copies(self, session: Any) -> None:
         """See to it that what servers hold is held twice on the nodes of ``session``, which opens."""
@@ -181,15 +198,9 @@ class Built:
     @property
     def moved(self) -> list[Variable]:
         """Those, and all else that applying an update works on."""
-        names, seen = {name_of(variable) for variable in self.held}, set[int]()
-        ahead = [shard.apply for shard in self.shards]
-        while ahead:
-            node = ahead.pop()
-            if node.index not in seen:
-                seen.add(node.index)
-                names.update(node.resources)
-                ahead += [tensor.op for tensor in node.inputs]
-                ahead += node.control_inputs
+        names = {name_of(variable) for variable in self.held}
+        for node in leading_to(shard.apply for shard in self.shards):
+            names.update(node.resources)
         return [variable for variable in self.graph.variables if name_of(variable) in names]
 
     # ── towers ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,6 +287,18 @@ class Built:
         if self.scale is not None:
             return self.scale.moves(pairs, keeps=server == self._home[self.scale.name])
         return [optimizer.apply_gradients(pairs)] if self.outer is None else apply_differences(self.outer, pairs)
+
+
+def leading_to(nodes: Iterable[Node]) -> set[Node]:
+    """These, and all before them."""
+    seen, ahead = set[Node](), list(nodes)
+    while ahead:
+        node = ahead.pop()
+        if node not in seen:
+            seen.add(node)
+            ahead += [tensor.op for tensor in node.inputs]
+            ahead += node.control_inputs
+    return seen
 
 
 class Inputs(dict[str, Tensor]):

@@ -6,7 +6,7 @@ import asyncio
 import random
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -310,6 +310,20 @@ async def test_a_node_that_has_a_step_and_is_restarted_before_others_have_it_has
             while PS in runner.lost or PS not in runner.losses:
                 await runner.wait_changed(runner.lost, runner.suspects)
         np.testing.assert_array_equal(await running, np.ones((2, 3)))
+
+
+async def test_a_session_opens_without_the_replica_whose_model_says_what_variables_start_from() -> None:
+    def drawing(inputs: dict[str, fr.Tensor]) -> Any:
+        w = fr.Variable(fr.random.normal((3,), seed=1) * 2, name="w")
+        return fr.sum(w * fr.mean(inputs["x"], axis=0))
+
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(drawing, INPUTS, fr.optim.SGD(1.0), replicas=(1, 2))
+    async with fr.LocalCluster(ps=1, worker=2) as cluster:
+        cluster.processes[WORKERS[0]].kill()
+        await cluster.processes[WORKERS[0]].wait()
+        async with fr.Session(graph, cluster=cluster) as session, aclosing(trainer.steps(session, batches())) as steps:
+            assert (await anext(steps)).kept == (1,)
 
 
 async def test_initial_values_are_the_same_whether_others_are_there_already() -> None:
