@@ -124,12 +124,11 @@ async def test_where_all_replicas_are_counted_on_a_lost_device_ends_training_and
 
 @pytest.mark.timeout(120)
 async def test_a_device_that_no_node_has_is_told_with_those_there_are() -> None:
-    graph, _ = build("/device:arena:0")
+    graph, trainer = build("/device:arena:0")
     wanted = r"there is no device .*arena:0; there are /job:ps/task:0/device:cpu:0"
     async with fr.LocalCluster(ps=1, worker=2, imports=["arena"]) as cluster:
         with pytest.raises(fr.PlacementError, match=wanted):
-            async with fr.Session(graph, cluster):
-                pass
+            await train_on(graph, trainer, cluster)
 
 
 def test_devices_are_for_tasks_of_the_cluster() -> None:
