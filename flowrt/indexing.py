@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WHOLE = (None, None, None)
+FARTHEST = np.iinfo(np.int64).max
 
 
 def indexed(x: Any, key: Any) -> Any:
@@ -70,13 +71,13 @@ def _bound(given: Any) -> Any:
     """Where a slice starts or stops: None, an int, or an int64 scalar tensor."""
     value = as_value(given)
     if value is None or not hasattr(value, "builder"):
-        return None if value is None else _number(value, "from integer to integer")
+        return None if value is None else max(-FARTHEST, min(_number(value, "from integer to integer"), FARTHEST))
     if not _is_integral(value) or value.spec.dims not in (None, ()):
         raise GraphError(f"{user_site()}: a slice is from integer to integer, not {given!r}")
     if isinstance(value.spec.value, int):
         return value.spec.value
     if value.dtype == np.uint64:
-        value = REGISTRY["minimum"](value, np.iinfo(np.int64).max)
+        value = REGISTRY["minimum"](value, FARTHEST)
     return value if value.dtype == np.int64 else REGISTRY["astype"](value, "int64")
 
 

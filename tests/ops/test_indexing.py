@@ -98,6 +98,16 @@ def test_a_bound_may_be_unsigned_and_far_beyond_the_end() -> None:
     np.testing.assert_array_equal(got[2], VALUES[::-1])
 
 
+def test_a_known_bound_beyond_64_bits_beside_one_that_a_step_names_is_clipped() -> None:
+    with fr.Graph() as graph:
+        x, t = fr.constant(VALUES), fr.placeholder("int64", ())
+        parts = [x[-(2**70) : t], x[t : 2**70], x[t : -(2**70) : -1], x[2**70 : t]]
+    with fr.BlockingSession(graph) as session:
+        got = session.run(parts, {t: np.int64(2)})
+    for found, wanted in zip(got, (VALUES[:2], VALUES[2:], VALUES[2::-1], VALUES[:0]), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_an_index_out_of_range_fails_the_step() -> None:
     with fr.Graph() as graph:
         x, t = fr.constant(VALUES), fr.placeholder("int64", ())
