@@ -94,14 +94,14 @@ class Started:
             self._begin(step, ready)
             return
         step.fetches = made if not ready.goes else made[: ready.fetches]
-        left = [(node, made[at]) for node, at in ready.goes if not self._is_pushed(step.key, node, made[at])]
+        left = [(node, made[at]) for node, at in ready.goes if not self._push(step.key, node, made[at])]
         if left:
             self._wait_for(step, self._send(step, left))
         else:
             self._end(step)
 
-    def _is_pushed(self, key: StepKey, node: PlanNode, value: Array) -> bool:
-        """Whether a value has been sent, as it mostly is at once."""
+    def _push(self, key: StepKey, node: PlanNode, value: Array) -> bool:
+        """Send a value; answers whether that was possible at once, as it mostly is."""
         edge, peer, remote = node.attrs["edge"], node.attrs["peer"], self._host.remote
         if self._host.rendezvous.give(key, edge, value):
             return True
