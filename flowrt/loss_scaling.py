@@ -126,7 +126,7 @@ def _if(finite: Tensor, gradient: Any) -> Any:
     with building(finite.graph):
         whose = zeros_like(gradient.indices, "int32") + astype(finite, "int32")
         values, indices = (dynamic_partition(part, whose, 2)[1] for part in (gradient.values, gradient.indices))
-        return IndexedSlices(values, indices, gradient.shape)
+        return replace(gradient, values=values, indices=indices)
 
 
 def _divided(gradient: Any, scale: Any) -> Any:
@@ -136,6 +136,6 @@ def _divided(gradient: Any, scale: Any) -> Any:
     if isinstance(gradient, SplitGradient):
         return SplitGradient(gradient.partition, [_divided(part, scale) for part in gradient.parts])
     if isinstance(gradient, IndexedSlices):
-        return IndexedSlices(_divided(gradient.values, scale), gradient.indices, gradient.shape)
+        return replace(gradient, values=_divided(gradient.values, scale))
     inverse = 1.0 / scale
     return multiply(gradient, inverse)

@@ -476,7 +476,7 @@ def _summed(gradient: Any) -> Any:
     """What has the gradient's entries: of slices the sums of their rows, as the dense gradient would."""
     if not isinstance(gradient, IndexedSlices):
         return as_value(gradient)
-    groups = group_rows(gradient.indices, shape_of(gradient.values)[0], gradient.shape[0])
+    groups = group_rows(gradient.indices, shape_of(gradient.values)[0], gradient.shape[0], gradient.absent)
     return sum_rows(gradient.values, groups)
 
 
@@ -485,7 +485,7 @@ def _scaled(gradient: Any, scale: Any) -> Any:
         return gradient.map(lambda part: _scaled(part, scale))
     if not isinstance(gradient, IndexedSlices):
         return multiply(gradient, scale)
-    return IndexedSlices(multiply(gradient.values, scale), gradient.indices, gradient.shape)
+    return replace(gradient, values=multiply(gradient.values, scale))
 
 
 if not TYPE_CHECKING:

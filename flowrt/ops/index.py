@@ -34,11 +34,11 @@ def _indices(indices: Spec) -> None:
 
 
 @op
-def take(x: Operand, indices: Operand, axis: int = 0, *, name: str | None = None) -> Result:
+def take(x: Operand, indices: Operand, axis: int = 0, absent: bool = False, *, name: str | None = None) -> Result:
     """The slices of ``x`` at ``indices`` along ``axis``; the axes of ``indices`` stand where that axis was.
 
-    Negative indices count from the end. One that is out of range fails the step. The gradient of a variable's rows is
-    an `IndexedSlices`.
+    Negative indices count from the end. One that is out of range fails the step, unless some may be ``absent``: then
+    the least int64 is no row's, and zeros are taken there. The gradient of a variable's rows is an `IndexedSlices`.
     """
     _indices(indices)
     if x.dims is None or indices.dims is None:
@@ -58,16 +58,16 @@ def _axis(x: Spec, axis: int) -> int:
 @take.gradient
 def take_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     x, indices = node.inputs
-    axis = node.attrs["axis"]
+    axis, absent = node.attrs["axis"], node.attrs["absent"]
     if x.op.op.name == "read_variable" and indices.spec.dims is not None and axis in (0, -x.spec.rank):
-        return IndexedSlices(dy, indices, x.spec.concrete), None
+        return IndexedSlices(dy, indices, x.spec.concrete, absent), None
     if indices.op.op.name == "route_rows" and indices.index == 3 and axis in (0, -x.spec.rank):
-        return take(dy, indices.op.outputs[2]), None  # each slice was taken once, so it is put back
-    return scatter_add(dy, indices, shape_of(x), axis), None
+        return take(dy, indices.op.outputs[2], absent=True), None  # each slice was taken once, so it is put back
+    return scatter_add(dy, indices, shape_of(x), axis, absent), None
 
 
 @op(gradient=None)
-def bag(x: Operand, indices: Operand, axes: int, mean: bool) -> Result:
+def bag(x: Operand, indices: Operand, axes: int, mean: bool, absent: bool = False) -> Result:
     """`take` of rows, summed or averaged over the last ``axes`` axes of ``indices``: what a pass makes of the two.
 
     A table [size, ...] and indices [..., *bag] of that many last axes give [..., *x.shape[1:]]. It is made after
@@ -83,13 +83,14 @@ def bag(x: Operand, indices: Operand, axes: int, mean: bool) -> Result:
     return Spec(x.dtype, (*indices.shape[: indices.rank - axes], *x.shape[1:]))
 
 
-@op(gradient=lambda node, dy: (take(dy, node.inputs[1], node.attrs["axis"]), None, None))
+@op(gradient=lambda node, dy: (take(dy, node.inputs[1], node.attrs["axis"], node.attrs["absent"]), None, None))
 def scatter_add(
-    updates: Operand, indices: Operand, shape: Operand, axis: int = 0, *, name: str | None = None
+    updates: Operand, indices: Operand, shape: Operand, axis: int = 0, absent: bool = False, *, name: str | None = None
 ) -> Result:
     """Zeros of ``shape``, to whose slices at ``indices`` along ``axis`` the ``updates`` are added.
 
-    ``updates`` is shaped like ``take(result, indices, axis)``; slices named more than once get every addition.
+    ``updates`` is shaped like ``take(result, indices, axis)``; slices named more than once get every addition. Indices
+    are as those of `take`: what is added where one is ``absent`` is left out.
     """
     _indices(indices)
     out = filled(updates.dtype, shape)

@@ -137,10 +137,10 @@ def embedding_lookup(shards: Operand, ids: Operand) -> TensorOrArray:
         raise SpecError(f"ids must be integers, got {described(ids)}")
     if len(tables) == 1:
         return _rows(tables[0], ids)
-    places = astype(ids, "int64")
-    owner, row = remainder(places, len(tables)), floor_divide(places, len(tables))
+    places = ids if described(ids).dtype == np.uint64 else astype(ids, "int64")
+    owner, row = remainder(places, len(tables)), astype(floor_divide(places, len(tables)), "int64")
     absent = np.int64(ABSENT)
-    return add_n([_rows(table, where(equal(owner, n), row, absent)) for n, table in enumerate(tables)])
+    return add_n([_rows(table, where(equal(owner, n), row, absent), absent=True) for n, table in enumerate(tables)])
 
 
 @fitting
@@ -149,9 +149,9 @@ def embedding(ids: Operand, table: Operand) -> TensorOrArray:
     return embedding_lookup(table, ids)
 
 
-def _rows(table: Any, ids: Any) -> TensorOrArray:
+def _rows(table: Any, ids: Any, absent: bool = False) -> TensorOrArray:
     if hasattr(type(table), "composed"):
-        return take(table, ids)
+        return take(table, ids, absent=absent)
     found = as_value(table)
     with beside(as_node(found)) if hasattr(found, "builder") else nullcontext():
-        return take(found, ids)
+        return take(found, ids, absent=absent)

@@ -30,7 +30,7 @@ VECTORS = ("found", "order", "numbers")
 
 
 @op(gradient=None)
-def take_parts(tables: Sequence[Operand], indices: Operand, bounds: Any) -> Result:
+def take_parts(tables: Sequence[Operand], indices: Operand, bounds: Any, absent: bool = False) -> Result:
     """`take` of rows of the table whose rows from ``bounds[i]`` up to the next are those of ``tables[i]``.
 
     It is made of a lookup where all parts lie in one place, after gradients are taken.

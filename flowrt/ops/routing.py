@@ -49,6 +49,7 @@ def route_rows(
     indices: Operand,
     bounds: Operand,
     wraps: bool = True,
+    absent: bool = False,
     padded: bool = False,
     again: bool = False,
     *,
@@ -60,8 +61,9 @@ def route_rows(
     where the last part's end, [parts + 1]; the row within its part of each so sorted, its place before, and, for each
     index, its place then. Where parts are ``padded``, each has as many as `padded_rows` says, unless n is 0: of the
     largest, where there is room for as many of all, which the sorted vectors have for any n. What is no index there is
-    no row's, and has no place before. Where it ``wraps``, negative indices count from the end. One that is out of range
-    fails the step. Where it is done ``again``, every task that wants to know has the indices, and finds out by itself.
+    no row's, and has no place before. Where it ``wraps``, negative indices count from the end; those that may be
+    ``absent``, as of `take`, are the first part's. One that is out of range fails the step. Where it is done ``again``,
+    every task that wants to know has the indices, and finds out by itself.
     """
     for what, spec in (("indices", indices), ("bounds", bounds)):
         if spec.dtype.kind not in "iu" or (spec.dims is not None and spec.rank != 1):
@@ -127,7 +129,7 @@ def join_parts_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 def last_places(indices: Operand, size: Operand) -> Result:
     """For each number below ``size``, an integer scalar, the last place among ``indices`` where it stands: int64.
 
-    Of those that stand nowhere it is what `take` answers zeros for.
+    Of those that stand nowhere it is what `take` has for absent ones.
     """
     if indices.dtype.kind not in "iu" or (indices.dims is not None and indices.rank != 1):
         raise SpecError(f"the indices are a vector of integers, got {indices}")
@@ -195,7 +197,7 @@ def dynamic_stitch(indices: Sequence[Any], values: Sequence[Any]) -> TensorOrArr
     places = concat([astype(_flat(i, spec.rank), "int64") for i, spec in zip(indices, told, strict=True)])
     rows = concat([_flat(value, spec.rank) for value, spec in zip(values, told, strict=True)])
     size = max_(concat([places, np.array([-1])])) + 1
-    return take(rows, last_places(places, size))
+    return take(rows, last_places(places, size), absent=True)
 
 
 def looked_up(
@@ -205,11 +207,12 @@ def looked_up(
     beside: Callable[[Any], Any],
     name: str | None = None,
     table: str | None = None,
+    absent: bool = False,
 ) -> Any:
     """`take` of the rows ``ids`` of the table that ``tables`` are together: Part, Gather on each, Stitch.
 
     Table i has the rows from ``bounds[i]`` up to the next; ``beside(value)`` is the scope of what is done there,
-    ``table`` its name, for errors.
+    ``table`` its name, for errors. Some ids may be ``absent``.
     Nothing travels but the rows that occur, as often as they do, and some more (`padded_rows`). Gradients are rows of
     each table in the order of ``ids``, so that what occurs several times is added up as in the whole table.
     """
@@ -218,13 +221,13 @@ def looked_up(
         raise SpecError(f"indices must be integers, got {spec}; use astype")
     if spec.dims is None:
         raise SpecError(f"the rank of indices into a table that is split must be known, got {spec}")
-    starts, found, order, back = _routed(_flat_ids(ids, spec), bounds, described(tables[0]), table)
+    starts, found, order, back = _routed(_flat_ids(ids, spec), absent, bounds, described(tables[0]), table)
     rows = []
     for part, shard in enumerate(tables):
         with beside(found):  # so that no more than the part's travels
             mine = part_of(found, starts, part)
         with beside(shard):
-            rows.append(take(shard, mine))
+            rows.append(take(shard, mine, absent=True))
     flat = spec.rank == 1
     whole = take(join_parts(rows, starts, order), back, name=name if flat else None)
     if flat:
@@ -234,14 +237,15 @@ def looked_up(
     return reshape(whole, sizes, name=name)
 
 
-def _routed(ids: Any, bounds: Sequence[int], table: Spec, name: str | None) -> Any:
+def _routed(ids: Any, absent: bool, bounds: Sequence[int], table: Spec, name: str | None) -> Any:
     """`route_rows` for tables of rows like those of ``table``, which is called ``name``.
 
     As it takes but one message, all who have a part are sent all ids, where those are not more bytes than the rows.
     """
     row_bytes = table.dtype.itemsize * math.prod(table.concrete[1:])
     again = (len(bounds) - 2) * described(ids).dtype.itemsize <= row_bytes
-    return route_rows(ids, np.array(bounds, np.int64), padded=True, again=again, name=f"{name}/rows" if name else None)
+    called = f"{name}/rows" if name else None
+    return route_rows(ids, np.array(bounds, np.int64), absent=absent, padded=True, again=again, name=called)
 
 
 def _flat_ids(ids: Any, spec: Spec) -> Any:
@@ -300,11 +304,10 @@ def split_gradient(gradient: Any, partition: Partition) -> Sequence[Any]:
 
 def split_slices(slices: IndexedSlices, partition: Partition) -> list[IndexedSlices]:
     """The slices of each part, in their order."""
-    starts, found, order, _ = _routed(slices.indices, partition.rows, partition.spec, partition.name)
-    values = take(slices.values, order)
+    starts, found, order, _ = _routed(slices.indices, slices.absent, partition.rows, partition.spec, partition.name)
+    values = take(slices.values, order, absent=True)
+    sizes = [partition.spec_of(first, end).concrete for _, first, end in partition.pieces()]
     return [
-        IndexedSlices(
-            part_of(values, starts, part), part_of(found, starts, part), partition.spec_of(first, end).concrete
-        )
-        for part, (_, first, end) in enumerate(partition.pieces())
+        IndexedSlices(part_of(values, starts, part), part_of(found, starts, part), mine, absent=True)
+        for part, mine in enumerate(sizes)
     ]

@@ -118,7 +118,7 @@ def write_rows(write: Op, slices: IndexedSlices, settings: Sequence[Any], attrib
         numbers = stack([astype(s, dtype) if hasattr(s, "builder") else np.asarray(s).astype(dtype) for s in filled])
     else:
         numbers = np.array(filled, dtype)
-    groups = group_rows(slices.indices, shape_of(values)[0], slices.shape[0])
+    groups = group_rows(slices.indices, shape_of(values)[0], slices.shape[0], slices.absent)
     return write(values, groups, numbers, **attributes, name=name)
 
 

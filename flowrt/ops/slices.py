@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 ABSENT = -(1 << 63)
-"""An int64 index that is no row's: `take` answers zeros there, and what is added there is left out."""
+"""An index that is no row's, where an op is told that some may be absent; else it is out of range as any other."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
@@ -38,15 +38,17 @@ class IndexedSlices(TensorOperators):
     """A sum of slices along the first axis: zeros of ``shape`` to whose rows ``indices`` the ``values`` are added.
 
     ``values`` is [n, *shape[1:]], ``indices`` are n integers (or any shape in place of n, in both), and a row may occur
-    any number of times. Used as a tensor, or by ``np.asarray`` where it holds arrays, it is the dense sum.
+    any number of times. Where some may be ``absent``, the least int64 among them is no row's, and what it stands for is
+    left out. Used as a tensor, or by ``np.asarray`` where it holds arrays, it is the dense sum.
     """
 
     values: Any
     indices: Any
     shape: tuple[int, ...]
+    absent: bool
 
     @located("IndexedSlices")
-    def __init__(self, values: Any, indices: Any, shape: Any) -> None:
+    def __init__(self, values: Any, indices: Any, shape: Any, absent: bool = False) -> None:
         values, indices, shape = as_value(values), as_value(indices), as_shape(shape)
         given, rows = described(values), described(indices)
         if not shape or None in shape:
@@ -60,6 +62,7 @@ class IndexedSlices(TensorOperators):
         object.__setattr__(self, "values", _flat(values, given, shape[1:]))
         object.__setattr__(self, "indices", _flat(indices, rows, ()))
         object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "absent", absent)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -72,13 +75,14 @@ class IndexedSlices(TensorOperators):
         return Spec(self.dtype, self.shape)
 
     def __tensor__(self) -> Any:
-        return REGISTRY["scatter_add"](self.values, self.indices, np.array(self.shape, np.int64))
+        shape = np.array(self.shape, np.int64)
+        return REGISTRY["scatter_add"](self.values, self.indices, shape, absent=self.absent)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.asarray(self.__tensor__(), *args, **kwargs)
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return IndexedSlices, (self.values, self.indices, self.shape)  # as a step answers them, of arrays
+        return IndexedSlices, (self.values, self.indices, self.shape, self.absent)  # as a step answers them, of arrays
 
     def __repr__(self) -> str:
         return f"<IndexedSlices {self.spec} of {described(self.values)}>"
@@ -98,17 +102,19 @@ def sum_slices(slices: Sequence[IndexedSlices]) -> IndexedSlices:
     values, indices = [s.values for s in slices], [s.indices for s in slices]
     if len({described(each).dtype for each in indices}) > 1:
         indices = [convert(each, "int64") for each in indices]
-    return IndexedSlices(join(values), join(indices), slices[0].shape)
+    return IndexedSlices(join(values), join(indices), slices[0].shape, any(s.absent for s in slices))
 
 
 @op(gradient=None)
-def group_rows(indices: Operand, values: Operand, size: int, *, name: str | None = None) -> Result:
+def group_rows(
+    indices: Operand, values: Operand, size: int, absent: bool = False, *, name: str | None = None
+) -> Result:
     """Which of n ``indices`` into ``size`` rows are equal: one vector of 3 n + 2 numbers that row kernels read.
 
     They are: how many different rows occur, c; n + 1 numbers, of which from the g-th to the next is the range of the
     g-th row's occurrences; n, of which the first c are the rows, in order of first occurrence; n, the occurrences, row
     by row. ``values`` is how many values there are: as many as indices, or each is for equally many in a row, and an
-    occurrence is told by its value's number.
+    occurrence is told by its value's number. Those that may be ``absent``, as of `take`, are in no group.
     """
     if indices.dtype.kind not in "iu" or (indices.dims is not None and indices.rank != 1):
         raise SpecError(f"indices must be a vector of integers, got {indices}")

@@ -423,8 +423,8 @@ class SplitVariable(Variable):
         if not by_rows or isinstance(active_builder(), Subgraph):
             return None  # in a body rows are taken of the whole, as iterations must find equally many in each part
         with building(self.graph), located(f"take {name!r}" if name else "take"):
-            ids, bounds = arguments["indices"], self.partition.rows
-            return looked_up(self._parts, bounds, ids, lambda p: beside(as_node(p)), name, self.name)
+            ids, absent, bounds = arguments["indices"], arguments["absent"], self.partition.rows
+            return looked_up(self._parts, bounds, ids, lambda p: beside(as_node(p)), name, self.name, absent)
 
     def read(self, *, name: str | None = None) -> Tensor:
         """The value when this read runs: after whatever the control dependencies around it have written."""

@@ -14,7 +14,10 @@ _DICTS = (dict, OrderedDict)
 
 @valueclass
 class Structure:
-    """The form of a nesting: a leaf, or a container of forms (``names`` are a dict's keys, or the shape of slices)."""
+    """The form of a nesting: a leaf, or a container of forms.
+
+    ``names`` are a dict's keys, or what slices have beside their tensors.
+    """
 
     kind: type | None = None
     names: tuple[Any, ...] = ()
@@ -32,7 +35,7 @@ class Structure:
             return self.kind(zip(self.names, parts, strict=True))
         if self.kind is IndexedSlices:
             values, indices = parts
-            return IndexedSlices(values, indices, self.names)
+            return IndexedSlices(values, indices, *self.names)
         return self.kind(*parts) if hasattr(self.kind, "_fields") else self.kind(parts)
 
 
@@ -52,6 +55,7 @@ def _flatten(value: Any, leaves: list[Any]) -> Structure:
     if isinstance(value, (list, tuple)):
         return Structure(type(value), (), tuple(_flatten(v, leaves) for v in value))
     if isinstance(value, IndexedSlices):
-        return Structure(IndexedSlices, value.shape, (_flatten(value.values, leaves), _flatten(value.indices, leaves)))
+        parts = _flatten(value.values, leaves), _flatten(value.indices, leaves)
+        return Structure(IndexedSlices, (value.shape, value.absent), parts)
     leaves.append(value)
     return LEAF

@@ -58,11 +58,12 @@ def _joined(step: StepGraph, pairs: Mapping[int, int]) -> StepGraph:
 
 def _bag(step: StepGraph, rows: StepNode, total: StepNode) -> StepNode:
     reduction = total.op.traits.reduction
+    mean = reduction is not None and reduction.mean
     return replace(
         total,
         op=lookup("bag"),
         inputs=rows.inputs,
-        attrs={"axes": bag_axes(step, rows, total), "mean": reduction is not None and reduction.mean},
+        attrs={"axes": bag_axes(step, rows, total), "mean": mean, "absent": rows.attrs["absent"]},
         control=outside((rows.control, total.control), {rows.id}),
         after=outside((rows.after, total.after), {rows.id}),
     )

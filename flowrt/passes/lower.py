@@ -268,7 +268,7 @@ class _LoopLowering:
         row = iteration
         if self.attrs["reverse"] and self.most is not None:
             row = low._one(node, "subtract", low._one(node, "subtract", self.most, one), iteration)
-        rows = [low._one(node, "take", value, row, axis=0) for value in self.rows]
+        rows = [low._one(node, "take", value, row, axis=0, absent=False) for value in self.rows]
         answers, effects = low._inline(self.attrs["body"], [*inside[1 : 1 + carried], *rows, *self.captured], place)
         stacks = [
             low._one(node, "append_row", stack, answer)
@@ -298,7 +298,7 @@ class _LoopLowering:
         if self.rows:
             sizes = low._one(node, "shape_of", self.rows[0])
             zero = low._constant(node, np.int64(0), [low._last])
-            bounds.append(low._one(node, "take", sizes, zero, axis=0))
+            bounds.append(low._one(node, "take", sizes, zero, axis=0, absent=False))
         if self.count is not None:
             bounds.append(self._constant(self.count))
         most = None
@@ -314,7 +314,7 @@ class _LoopLowering:
         if not self.scanned or not self._stack_specs:
             return None
         sizes = low._one(node, "shape_of", self.scanned[0])
-        return low._one(node, "take", sizes, low._constant(node, np.int64(0), [low._last]), axis=0)
+        return low._one(node, "take", sizes, low._constant(node, np.int64(0), [low._last]), axis=0, absent=False)
 
 
 class _Stretches:

@@ -195,7 +195,8 @@ class _Rewriting:
             return
         if len(devices) == 1 and self._runs("take_parts", dtype, *devices):
             inputs = *(take.inputs[0] for take in takes), route.inputs[0]
-            attrs: dict[str, Attr] = {"bounds": tuple(np.asarray(bounds.attrs["value"]).tolist()), "_many": len(takes)}
+            lie: tuple[int, ...] = tuple(np.asarray(bounds.attrs["value"]).tolist())
+            attrs: dict[str, Attr] = {"bounds": lie, "absent": route.attrs["absent"], "_many": len(takes)}
             self._make(last.id, last, "take_parts", inputs, attrs, next(iter(devices)), (joined, *takes, last))
         elif self._everywhere(route) and self._runs("move_parts", dtype, here, *devices):
             self._stitch(last, joined, takes, route)

@@ -11,6 +11,7 @@ The additions of a mean are those of the replicas in their order, whoever's upda
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from flowrt.graph import control_dependencies
@@ -69,7 +70,7 @@ def _fed_like(gradient: Gradient, any_rows: bool) -> Gradient:
         )
         for part in _parts(gradient)
     ]
-    return IndexedSlices(repeated(parts[1], _once(gradient)[1]), parts[0], gradient.shape)
+    return replace(gradient, values=repeated(parts[1], _once(gradient)[1]), indices=parts[0])
 
 
 def all_finite(update: Iterable[tuple[Gradient, Variable]]) -> Tensor:
@@ -80,8 +81,8 @@ def all_finite(update: Iterable[tuple[Gradient, Variable]]) -> Tensor:
     seen, found = [], [constant(True)]
     for gradient, variable in update:
         if isinstance(gradient, IndexedSlices):
-            count = shape_of(gradient.indices)[0]
-            seen.append(group_rows(gradient.indices, count, gradient.shape[0], name=f"rows_of/{variable.name}"))
+            count, name = shape_of(gradient.indices)[0], f"rows_of/{variable.name}"
+            seen.append(group_rows(gradient.indices, count, gradient.shape[0], gradient.absent, name=name))
         found.append(all_(isfinite(_parts(gradient)[-1])))
     with control_dependencies(seen):
         return cast("Tensor", all_(stack(found)))
@@ -97,7 +98,7 @@ def mean_of(gradients: Sequence[Gradient]) -> Gradient:
     if len(slices) == len(gradients):
         values, times = zip(*map(_once, slices), strict=True)
         mean = repeated(_over(concat(values), len(values)), times[0])
-        return IndexedSlices(mean, concat([each.indices for each in slices]), slices[0].shape)
+        return replace(slices[0], values=mean, indices=concat([each.indices for each in slices]))
     return _over(add_n(list(gradients)), len(gradients))
 
 

@@ -13,7 +13,7 @@ from flowrt.kernels.launch import apply_kernel
 
 ROWS, TOTAL = Spec("int64", (2,)), Spec("int64", ())
 MOVING: dict[str, Any] = {  # by op, what it takes beside the entries, and what of them it answers
-    "take": ([ROWS], (2, 4), {"axis": 0}),
+    "take": ([ROWS], (2, 4), {"axis": 0, "absent": False}),
     "slice_along": ([TOTAL, TOTAL], (2, 4), {"axis": 0}),
     "place_along": ([TOTAL, ROWS], (5, 4), {"axis": 0}),
     "part_of": ([Spec("int64", (3,))], (2, 4), {"part": 1}),

@@ -83,18 +83,22 @@ def test_indices_may_be_of_any_integer_dtype(dtype: str) -> None:
     )
 
 
-def test_an_absent_row_reads_zero() -> None:
+def test_an_absent_row_reads_zero_and_is_out_of_range_where_none_may_be() -> None:
     table = np.arange(1, 401, dtype=np.float64)
 
     def iteration(i: Any, v: Any) -> Any:
-        return v + fr.take(x, fr.where(fr.equal(i % 2, 0), i, np.int64(ABSENT)))
+        return v + fr.take(x, fr.where(fr.equal(i % 2, 0), i, np.int64(ABSENT)), absent=absent)
 
     with fr.Graph() as graph:
-        x = fr.placeholder("float64", (400,))
-        last = looped(10, iteration, np.float64(0))
+        x, last = fr.placeholder("float64", (400,)), {}
+        for absent in (True, False):
+            last[absent] = looped(10, iteration, np.float64(0))
     step_of(graph)
-    with fr.BlockingSession(graph) as session:
-        assert float(session.run(last, {x: table})) == 1 + 3 + 5 + 7 + 9
+    for tapes in (True, False):
+        with fr.BlockingSession(graph, options=fr.Options(threads=1, tapes=tapes)) as session:
+            assert float(session.run(last[True], {x: table})) == 1 + 3 + 5 + 7 + 9
+            with pytest.raises(fr.FlowrtError, match="an index is out of range"):
+                session.run(last[False], {x: table})
 
 
 def test_rows_and_columns_of_tables_are_read() -> None:

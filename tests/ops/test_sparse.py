@@ -64,12 +64,14 @@ def test_a_value_may_stand_for_several_indices_in_a_row() -> None:
 
 def test_indices_that_are_no_rows_are_left_out() -> None:
     indices = np.int64([ABSENT, 2, ABSENT, 2])
-    assert told(group_rows(indices, 4, 5)) == [(2, [1, 3])]
-    np.testing.assert_array_equal(fr.take(np.ones((3, 2), np.float32), indices[:2]), [[0, 0], [1, 1]])
-    np.testing.assert_array_equal(fr.scatter_add(np.ones((4, 1), np.float32), indices, (3, 1)), [[0], [0], [2]])
+    ones = np.ones((4, 1), np.float32)
+    assert told(group_rows(indices, 4, 5, absent=True)) == [(2, [1, 3])]
+    np.testing.assert_array_equal(fr.take(np.ones((3, 2), np.float32), indices[:2], absent=True), [[0, 0], [1, 1]])
+    np.testing.assert_array_equal(fr.scatter_add(ones, indices, (3, 1), absent=True), [[0], [0], [2]])
+    np.testing.assert_array_equal(fr.IndexedSlices(ones, indices, (3, 1), absent=True), [[0], [0], [2]])
 
 
-@pytest.mark.parametrize("index", [5, -6, 1 << 33])
+@pytest.mark.parametrize("index", [5, -6, 1 << 33, ABSENT])
 def test_an_index_out_of_range_fails(index: int) -> None:
     with pytest.raises(FlowrtError, match="an index is out of range"):
         group_rows(np.int64([0, index]), 2, 5)
@@ -158,6 +160,7 @@ async def test_shards_get_the_gradients_of_their_own_rows() -> None:
     for i, slope in enumerate(got):
         np.testing.assert_allclose(np.asarray(slope), summed(2 * whole[ids.ravel()], ids.ravel())[i::3], rtol=1e-6)
         assert np.sum(slope.indices != ABSENT) == np.sum(ids % 3 == i)
+        np.testing.assert_array_equal(np.asarray(pickle.loads(pickle.dumps(slope))), np.asarray(slope))
 
 
 def test_slices_of_arrays_are_their_dense_sum_outside_a_graph() -> None:

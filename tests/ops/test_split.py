@@ -126,7 +126,7 @@ def test_writes_are_sent_to_the_parts() -> None:
         np.testing.assert_array_equal(mine, judge)
 
 
-@pytest.mark.parametrize("bad", [11, -12, 1 << 40])
+@pytest.mark.parametrize("bad", [11, -12, 1 << 40, -(1 << 63)])
 def test_a_row_out_of_range_fails_as_in_the_whole(bad: int) -> None:
     for partition in (None, 3):
         with fr.Graph() as graph:

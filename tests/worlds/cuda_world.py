@@ -113,7 +113,7 @@ def moved() -> dict[str, float]:
     rng, found = np.random.default_rng(0), {}
     values, indices = rng.normal(size=(7, 5)).astype(np.float32), np.array([2, 0, 2, -1, 5, 2, 0])
     settings = np.abs(rng.normal(size=8)).astype(np.float32)
-    (groups,) = run_kernel("group_rows", [indices, np.int64([7])], [Spec("int32", (23,))], {"size": 6})
+    (groups,) = run_kernel("group_rows", [indices, np.int64([7])], [Spec("int32", (23,))], {"size": 6, "absent": False})
     for op, slots in (("add", 0), ("assign", 0), ("momentum", 1), ("adagrad", 1), ("rmsprop", 2), ("adam", 2)):
         tables = [rng.random((6, 5)).astype(np.float32) for _ in range(1 + slots)]
         operands, here = [values, groups, settings], [table.copy() for table in tables]

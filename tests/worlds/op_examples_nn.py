@@ -150,7 +150,7 @@ INDEX = [
     ),
     Example(
         "route_rows",
-        lambda i: routing.route_rows(i, np.int64([0, 1, 4, 6]), padded=True),
+        lambda i: routing.route_rows(i, np.int64([0, 1, 4, 6]), absent=True, padded=True),
         (np.int64([5, 0, -6, 3, 2, slices.ABSENT]),),
         lambda i: _padded(([0, 0, slices.ABSENT], [2, 1], [1]), ([1, 2, 5], [3, 4], [0]), [8, 0, 1, 4, 5, 2]),
         note="padded",
@@ -170,7 +170,7 @@ INDEX = [
     ),
     Example(
         "take_parts",
-        lambda x, y, i: parted.take_parts([x, y], i, (0, 4, 5)),
+        lambda x, y, i: parted.take_parts([x, y], i, (0, 4, 5), absent=True),
         (normal(4, 2, 3), normal(1, 2, 3, seed=1), np.int64([4, 0, -1, 3, slices.ABSENT, -5])),
         lambda x, y, i: np.concatenate([x, y, 0 * y])[[4, 0, 4, 3, 5, 0]],
         gradient=False,
@@ -190,7 +190,7 @@ INDEX = [
     ),
     Example(
         "move_parts",
-        lambda x, y, i: _put(x, y, *routing.route_rows(i, np.int64([0, 1, 4, 6]), padded=True)),
+        lambda x, y, i: _put(x, y, *routing.route_rows(i, np.int64([0, 1, 4, 6]), absent=True, padded=True)),
         (normal(3, 2), normal(9, 2, seed=1), np.int64([5, 3, slices.ABSENT, 2, 3, -3])),
         lambda x, y, i: np.stack([y[4], x[2], y[0], x[1], x[2], x[2]]),
         gradient=False,

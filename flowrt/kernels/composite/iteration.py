@@ -62,9 +62,9 @@ class Lookup:
     ``index``.
 
     The value ``table`` is the address of the table, ``size`` how many rows it has, ``pitch`` entries apart; or the
-    values ``entries`` are the table. An index below 0 counts from the end, and the least int64 reads 0. One that is out
-    of range fails, unless the value ``guard`` is false; what is read then is 0. Without an index the offsets are those
-    from where the table begins. ``number`` is that of the lookup in the program.
+    values ``entries`` are the table. An index below 0 counts from the end; where it may be ``absent``, the least int64
+    reads 0. One that is out of range fails, unless the value ``guard`` is false; what is read then is 0. Without an
+    index the offsets are those from where the table begins. ``number`` is that of the lookup in the program.
     """
 
     table: int
@@ -76,6 +76,7 @@ class Lookup:
     dtype: np.dtype[Any]
     number: int
     entries: tuple[int, ...] = ()
+    absent: bool = False
 
     @property
     def taken(self) -> tuple[int, ...]:
@@ -224,7 +225,7 @@ def _plain_part(part: Part) -> list[Any]:
         return ["lanes", [d.name for d in part.expression.inputs], members, part.taken, part.count]
     if isinstance(part, Lookup):
         place = [part.table, part.size, part.index, part.guard, part.pitch]
-        return ["lookup", *place, part.offsets, part.dtype.name, part.number, part.entries]
+        return ["lookup", *place, part.offsets, part.dtype.name, part.number, part.entries, part.absent]
     bodies = [plain_iteration(part.cond), plain_iteration(part.body)]
     return ["loop", *bodies, part.first, part.captured, part.limit, part.count, part.guard]
 
@@ -242,8 +243,8 @@ def _read_part(plain: Any) -> list[PlainMember] | LaneValues | Lookup | InnerLoo
         inputs, members, taken, count = plain[1:]
         return make_lanes(inputs, [(op, tuple(operands), dtype) for op, operands, dtype in members], taken, count)
     if plain[0] == "lookup":
-        *facts, offsets, dtype, number, entries = plain[1:]
-        return Lookup(*(*facts, tuple(offsets), np.dtype(dtype), number, tuple(entries)))
+        *facts, offsets, dtype, number, entries, absent = plain[1:]
+        return Lookup(*(*facts, tuple(offsets), np.dtype(dtype), number, tuple(entries), absent))
     if plain[0] != "loop":
         return [(op, tuple(operands), dtype) for op, operands, dtype in plain]
     cond, body, first, captured, *rest = plain[1:]

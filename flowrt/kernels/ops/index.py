@@ -11,7 +11,7 @@ import numpy as np
 from flowrt.base.spec import Spec, normal_axes
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import cuda
-from flowrt.kernels.ops.slices import ABSENT, OUT_OF_RANGE, row_number
+from flowrt.kernels.ops.slices import ABSENT, NO_ROW, NOT_THERE, OUT_OF_RANGE, row_number, row_of
 from flowrt.kernels.tiles.rowmoves import (
     AHEAD,
     add_rows_by_int64,
@@ -40,7 +40,7 @@ def _taking(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
     before, size, after = around(x.concrete, attrs["axis"])
     many = indices.size
     views = View.dense((before, size, after)), View.dense((many,)), View.dense((before, many, after))
-    return Call(views, units=many)
+    return Call(views, (int(attrs["absent"]),), units=many)
 
 
 @jitable
@@ -56,7 +56,7 @@ def within(indices: Any, size: int, begin: int, end: int) -> bool:
 
 @jitable
 def take_entries(x: Any, indices: Any, y: Any, begin: int, end: int) -> None:
-    """`take` along the last axis, of indices within its range: one row of ``x`` after another."""
+    """`take` along the last axis, of indices that are there or absent: one row of ``x`` after another."""
     size = x.shape[1]
     as_they_are = within(indices, size, begin, end)
     if as_they_are and end - begin <= FEW:
@@ -80,7 +80,7 @@ def take_entries(x: Any, indices: Any, y: Any, begin: int, end: int) -> None:
 
 
 @jitable
-def take_rows(x: Any, indices: Any, y: Any, begin: int, end: int) -> int:
+def take_rows(x: Any, indices: Any, y: Any, absent: int, begin: int, end: int) -> int:
     """`take` along the first axis, moving whole rows; answers the run's status."""
     size, nbytes = x.shape[1], x.shape[2] * x.itemsize
     source, target = x.ctypes.data, y.ctypes.data + begin * nbytes
@@ -93,11 +93,10 @@ def take_rows(x: Any, indices: Any, y: Any, begin: int, end: int) -> int:
         return 0
     for j in range(begin, end):
         fetch(x, (source + np.int64(indices[np.uint64(min(j + AHEAD, end - 1))]) * nbytes, nbytes))
-        at = row_number(indices[np.uint64(j)])
-        at = at + size if at < 0 and at != ABSENT else at
-        if at >= 0 and at < size:
+        at = row_of(indices[np.uint64(j)], size, absent)
+        if at >= 0:
             move_bytes(x, (source + at * nbytes, target, nbytes))
-        elif at == ABSENT:
+        elif at == NO_ROW:
             y[0, j] = 0
         else:
             return OUT_OF_RANGE
@@ -111,54 +110,43 @@ def _taken_bytes(specs: Sequence[Spec]) -> int:
 
 
 @kernel("take", layout=_taking, moved=(0, 2), moves=_taken_bytes)
-def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
+def take(x: Any, indices: Any, y: Any, absent: int, begin: int, end: int, run: Any) -> None:
     size = x.shape[1]
     if x.shape[2] == 1 and size > 0:
         for j in range(begin, end):
-            at = row_number(indices[j])
-            if at != ABSENT and (at < -size or at >= size):
+            if row_of(indices[j], size, absent) == NOT_THERE:
                 run[0] = OUT_OF_RANGE
                 return
         take_entries(x, indices, y, begin, end)
         return
     if x.shape[0] == 1:
-        if take_rows(x, indices, y, begin, end) != 0:
+        if take_rows(x, indices, y, absent, begin, end) != 0:
             run[0] = OUT_OF_RANGE
         return
     for j in range(begin, end):
-        at = row_number(indices[j])
-        if at == ABSENT:
+        at = row_of(indices[j], size, absent)
+        if at == NO_ROW:
             for i in range(x.shape[0]):
                 y[i, j] = 0
             continue
-        if at < -size or at >= size:
+        if at == NOT_THERE:
             run[0] = OUT_OF_RANGE
             return
-        at = at + size if at < 0 else at
         for i in range(x.shape[0]):
             target, source = y[i, j], x[i, at]
             for k in range(target.size):
                 target[k] = source[k]
 
 
-@jitable
-def row_of(index: Any, size: int) -> int:
-    """The row of an index, of which -1 is `ABSENT` and -2 out of range."""
-    at = row_number(index)
-    if at == ABSENT:
-        return -1
-    return -2 if at < -size or at >= size else at + size if at < 0 else at
-
-
 @kernel("take", "cuda", layout=_taking)
-def take_on_cuda(x: Any, indices: Any, y: Any, run: Any) -> None:
+def take_on_cuda(x: Any, indices: Any, y: Any, absent: int, run: Any) -> None:
     many, after = y.shape[1], y.shape[2]
     for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
         k, j, i = entry % after, entry // after % many, entry // after // many
-        at = row_of(indices[j], x.shape[1])
-        if at == -2:
+        at = row_of(indices[j], x.shape[1], absent)
+        if at == NOT_THERE:
             run[0] = OUT_OF_RANGE
-        elif at == -1:
+        elif at == NO_ROW:
             y[i, j, k] = 0
         else:
             y[i, j, k] = x[i, at, k]
@@ -173,7 +161,8 @@ def _bagging(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str
     columns, many = math.prod(table[1:]), math.prod(indices[len(indices) - attrs["axes"] :])
     bags = math.prod(indices[: len(indices) - attrs["axes"]])
     views = (table[0], columns), (bags * many,), (bags, columns), (PIECE,)
-    return Call(tuple(View.dense(shape) for shape in views), (many, int(attrs["mean"])), units=bags)
+    words = many, int(attrs["mean"]), int(attrs["absent"])
+    return Call(tuple(View.dense(shape) for shape in views), words, units=bags)
 
 
 def _bagged_bytes(specs: Sequence[Spec]) -> int:
@@ -182,7 +171,9 @@ def _bagged_bytes(specs: Sequence[Spec]) -> int:
 
 
 @kernel("bag", layout=_bagging, local=_numbers, moves=_bagged_bytes)
-def bag(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, begin: int, end: int, run: Any) -> None:
+def bag(
+    x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, absent: int, begin: int, end: int, run: Any
+) -> None:
     size, columns = x.shape
     first, nbytes, last = x.ctypes.data, columns * x.itemsize, end * many - 1
     for b in range(begin, end):
@@ -191,11 +182,10 @@ def bag(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, begin: in
             count = np.uint64(0)
             for j in range(start, min(start + PIECE, b * many + many)):
                 fetch(x, (first + np.int64(indices[np.uint64(min(j + AHEAD, last))]) * nbytes, nbytes))
-                at = row_number(indices[np.uint64(j)])
-                if at == ABSENT:
+                at = row_of(indices[np.uint64(j)], size, absent)
+                if at == NO_ROW:
                     continue
-                at = at + size if at < 0 else at
-                if at < 0 or at >= size:
+                if at == NOT_THERE:
                     run[0] = OUT_OF_RANGE
                     return
                 rows[count] = at
@@ -208,15 +198,15 @@ def bag(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, begin: in
 
 
 @kernel("bag", "cuda", layout=_bagging, local=_numbers)
-def bag_on_cuda(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, run: Any) -> None:
+def bag_on_cuda(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, absent: int, run: Any) -> None:
     """Every thread adds up one entry of the result at a time, in the order of the indices."""
     columns = y.shape[1]
     for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
         k, b = entry % columns, entry // columns
         total = y.dtype.type(0)
         for j in range(b * many, b * many + many):
-            at = row_of(indices[j], x.shape[0])
-            if at == -2:
+            at = row_of(indices[j], x.shape[0], absent)
+            if at == NOT_THERE:
                 run[0] = OUT_OF_RANGE
             elif at >= 0:
                 total += x[at, k]
@@ -229,11 +219,13 @@ def _scattering(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     many = indices.size
     sources = View.dense((before, many, after)), View.dense((many,)), View.dense((shape.size,))
     units = max(min(size, PARTS), 1) if before * after >= WORTH_SHARING else 1
-    return Call((*sources, View.dense((before, size, after))), (units,), units=units)
+    return Call((*sources, View.dense((before, size, after))), (units, int(attrs["absent"])), units=units)
 
 
 @kernel("scatter_add", layout=_scattering)
-def scatter_add(updates: Any, indices: Any, shape: Any, y: Any, units: int, begin: int, end: int, run: Any) -> None:
+def scatter_add(
+    updates: Any, indices: Any, shape: Any, y: Any, units: int, absent: int, begin: int, end: int, run: Any
+) -> None:
     """A unit is some of the rows added to: whoever has it looks at every index, and adds in their order."""
     size = y.shape[1]
     first, last = size * begin // units, size * end // units
@@ -250,14 +242,11 @@ def scatter_add(updates: Any, indices: Any, shape: Any, y: Any, units: int, begi
             add_to_rows_by_int64(y, words)
         return
     for j in range(indices.size):
-        at = row_number(indices[j])
-        if at == ABSENT:
-            continue
-        if at < -size or at >= size:
+        at = row_of(indices[j], size, absent)
+        if at == NOT_THERE:
             run[0] = OUT_OF_RANGE
             return
-        at = at + size if at < 0 else at
-        if at < first or at >= last:
+        if at < first or at >= last:  # another's, or no row
             continue
         for i in range(y.shape[0]):
             target, source = y[i, at], updates[i, j]
@@ -266,7 +255,7 @@ def scatter_add(updates: Any, indices: Any, shape: Any, y: Any, units: int, begi
 
 
 @kernel("scatter_add", "cuda", layout=_scattering)
-def scatter_add_on_cuda(updates: Any, indices: Any, shape: Any, y: Any, units: int, run: Any) -> None:
+def scatter_add_on_cuda(updates: Any, indices: Any, shape: Any, y: Any, units: int, absent: int, run: Any) -> None:
     """Every thread has a column, to which it adds in the order of the indices: so sums are the same every time."""
     size, after = y.shape[1], y.shape[2]
     for column in range(cuda.grid(1), y.shape[0] * after, cuda.gridsize(1)):
@@ -274,8 +263,8 @@ def scatter_add_on_cuda(updates: Any, indices: Any, shape: Any, y: Any, units: i
         for at in range(size):
             y[i, at, k] = 0
         for j in range(indices.size):
-            at = row_of(indices[j], size)
-            if at == -2:
+            at = row_of(indices[j], size, absent)
+            if at == NOT_THERE:
                 run[0] = OUT_OF_RANGE
             elif at >= 0:
                 y[i, at, k] += updates[i, j, k]

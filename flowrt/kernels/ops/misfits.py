@@ -74,7 +74,8 @@ def misfit(
     if choosing is None:
         return ""
     indices, bound = operands[choosing.indices], int(choosing.bound(operands, attrs))
-    found = _first_outside(indices.reshape(-1), bound, choosing.wraps and bool(attrs.get("wraps", True)))
+    wraps, absent = choosing.wraps and bool(attrs.get("wraps", True)), bool(attrs.get("absent", False))
+    found = _first_outside(indices.reshape(-1), bound, wraps, absent)
     if found is None:
         return ""
     spec, at = _placed(indices, shape, found)
@@ -89,11 +90,11 @@ def has_so_many(bound: int, axis: int, table: str = "", entries: str = "rows") -
     return f"{whose} {bound:,} {entries if axis == 0 else f'entries along axis {axis}'}"
 
 
-def _first_outside(indices: Array, bound: int, wraps: bool) -> int | None:
+def _first_outside(indices: Array, bound: int, wraps: bool, absent: bool) -> int | None:
     least = -bound if wraps else 0
     outside = indices >= bound
     if indices.dtype.kind == "i":
-        outside |= (indices < least) & ((indices != ABSENT) if wraps and indices.dtype.itemsize == 8 else True)
+        outside |= (indices < least) & ((indices != ABSENT) if absent and indices.dtype.itemsize == 8 else True)
     return int(np.argmax(outside)) if outside.any() else None
 
 

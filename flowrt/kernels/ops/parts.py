@@ -34,14 +34,14 @@ def lay_part(table: Any, places: Any, part: int, first: int, end: int) -> None:
 
 
 @kernel("take_among", layout=natural, moved=(2,))
-def take_among(indices: Any, places: Any, y: Any, rows: Any, begin: int, end: int, run: Any) -> None:
+def take_among(indices: Any, places: Any, y: Any, rows: Any, absent: int, begin: int, end: int, run: Any) -> None:
     """Rows wherever ``places`` say that they lie; each is asked for some before its turn."""
     parts, nbytes = (places.size - 1) // 2, y.shape[1] * y.itemsize
     addresses, size, target = places[parts + 1 :], places[parts], y.ctypes.data + begin * nbytes
     for start in range(begin, end, BLOCK):
         count = min(end - start, BLOCK)
         at, lies = rows[:count], rows[BLOCK : BLOCK + count]
-        if not rows_within(indices, start, size, 1, at):
+        if not rows_within(indices, start, size, 1, absent, at):
             run[0] = OUT_OF_RANGE
             return
         for j in range(count):
@@ -85,7 +85,7 @@ def take_parts(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[s
             require_kernel("take_among", device, [indices.dtype]),
             (*range(parts + 1), told, parts + 1, told + 1),
             dtypes,
-            Call(views, units=indices.size, order=tuple(range(parts, parts + 4))),
+            Call(views, (int(attrs["absent"]),), units=indices.size, order=tuple(range(parts, parts + 4))),
             parts + 2,
         )
     )
@@ -210,7 +210,7 @@ def group_part(
     slots = table[: 1 << bits]
     for i in range(slots.size):
         slots[i] = 0
-    many = find_groups(found[begin:end], groups, slots, member, cursor, size, bits)
+    many = find_groups(found[begin:end], groups, slots, member, cursor, size, 1, bits)
     if many < 0:
         run[0] = OUT_OF_RANGE
         return

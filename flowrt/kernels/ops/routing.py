@@ -20,22 +20,22 @@ padded_rows = jitable(partitioning.padded_rows)
 
 def _routing(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
     views = [View.dense(spec.concrete) for spec in (*inputs, *outputs, *_cursors(inputs, outputs, attrs))]
-    return Call(tuple(views), (int(attrs["wraps"]), int(attrs["padded"])))
+    return Call(tuple(views), (int(attrs["wraps"]), int(attrs["absent"]), int(attrs["padded"])))
 
 
 @jitable
-def rows_within(indices: Any, begin: int, size: int, wraps: int, at: Any) -> bool:
-    """Fill ``at`` by indices from ``begin`` on; whether all are rows of ``size``, or no row's where they wrap.
+def rows_within(indices: Any, begin: int, size: int, wraps: int, absent: int, at: Any) -> bool:
+    """Fill ``at`` by indices from ``begin`` on; whether all are rows of ``size``, or no row's where they may be absent.
 
     No branch is taken by what they are, so that loops are of vectors.
     """
     beyond = 0
     for j in range(at.size):
         index = row_number(indices[np.uint64(begin + j)])
-        absent = (index == ABSENT) & (wraps != 0)
+        none = (index == ABSENT) & (absent != 0)
         row = index + (size if (index < 0) & (wraps != 0) else 0)
-        beyond += int(((row < 0) | (row >= size)) & (not absent))
-        at[np.uint64(j)] = ABSENT if absent else row
+        beyond += int(((row < 0) | (row >= size)) & (not none))
+        at[np.uint64(j)] = ABSENT if none else row
     return beyond == 0
 
 
@@ -63,6 +63,7 @@ def route_rows(
     back: Any,
     cursor: Any,
     wraps: int,
+    absent: int,
     padded: int,
     run: Any,
 ) -> None:
@@ -71,7 +72,7 @@ def route_rows(
     for first in range(0, indices.size, BLOCK):
         last = min(first + BLOCK, indices.size)
         at, part = order[first:last], back[first:last]
-        if not rows_within(indices, first, size, wraps, at):
+        if not rows_within(indices, first, size, wraps, absent, at):
             run[0] = OUT_OF_RANGE
             return
         part[:] = 0

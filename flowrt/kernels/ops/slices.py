@@ -12,7 +12,8 @@ from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import cuda
 
 OUT_OF_RANGE = 1  # of launch.FAILURES
-ABSENT = -(1 << 63)  # an index that is no row's
+ABSENT = -(1 << 63)  # an index that is no row's, where a kernel is told that some may be absent
+NO_ROW, NOT_THERE = -1, -2  # of `row_of`: for an absent index, and for one that is out of range
 BEYOND = (1 << 63) - 1  # one that no table has
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: consecutive rows are spread evenly
 
@@ -22,6 +23,15 @@ def row_number(index: Any) -> Any:
     """An index as a signed number; `BEYOND` for an unsigned one that is too large for that."""
     at = np.int64(index)
     return np.int64(BEYOND) if at < 0 and index > 0 else at
+
+
+@jitable
+def row_of(index: Any, size: int, absent: int) -> int:
+    """The row of an index: `NO_ROW` for `ABSENT` where some may be ``absent``, `NOT_THERE` for one out of range."""
+    at = row_number(index)
+    if at == ABSENT and absent != 0:
+        return NO_ROW
+    return NOT_THERE if at < -size or at >= size else at + size if at < 0 else at
 
 
 def table_bits(count: int) -> int:
@@ -38,7 +48,7 @@ def _grouping(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[st
     views = [View.dense(s.concrete) for s in (inputs[0], Spec("int64", (1,)), *outputs)]
     bits = table_bits(inputs[0].size)
     scratch = (View.dense(s.concrete) for s in _table(inputs, outputs, attrs))
-    return Call((*views, *scratch), (attrs["size"], bits))
+    return Call((*views, *scratch), (attrs["size"], int(attrs["absent"]), bits))
 
 
 @jitable
@@ -48,7 +58,9 @@ def slot_of(row: int, bits: int) -> Any:
 
 
 @jitable
-def find_groups(indices: Any, groups: Any, table: Any, member: Any, counts: Any, size: int, bits: int) -> Any:
+def find_groups(
+    indices: Any, groups: Any, table: Any, member: Any, counts: Any, size: int, absent: int, bits: int
+) -> Any:
     """Tell each index its group, -1 where it is no row's; answers how many groups there are, -1 for a bad index.
 
     There may be fewer indices than ``groups`` have room for.
@@ -56,12 +68,11 @@ def find_groups(indices: Any, groups: Any, table: Any, member: Any, counts: Any,
     count, found = indices.size, np.uint64(0)
     rows, one, mask = np.uint64((groups.size - 2) // 3 + 2), np.uint64(1), np.uint64(table.size - 1)
     for i in range(count):
-        at = row_number(indices[np.uint64(i)])
-        if at == ABSENT:
+        at = row_of(indices[np.uint64(i)], size, absent)
+        if at == NO_ROW:
             member[np.uint64(i)] = -1
             continue
-        at = at + size if at < 0 else at
-        if at < 0 or at >= size:
+        if at == NOT_THERE:
             return -1
         place = slot_of(at, bits)
         group = np.uint64(table[place])
@@ -93,13 +104,22 @@ def lay_groups(groups: Any, cursor: Any, found: int) -> None:
 @jitable
 @kernel("group_rows", layout=_grouping, scratch=_table)
 def group_rows(
-    indices: Any, values: Any, groups: Any, table: Any, member: Any, cursor: Any, size: int, bits: int, run: Any
+    indices: Any,
+    values: Any,
+    groups: Any,
+    table: Any,
+    member: Any,
+    cursor: Any,
+    size: int,
+    absent: int,
+    bits: int,
+    run: Any,
 ) -> None:
     """Indices unsigned, so that no index is looked at twice: once hashed, 8,192 of them take 50 µs."""
     count = indices.size
     for i in range(table.size):
         table[i] = 0
-    found = find_groups(indices, groups, table, member, cursor, size, bits)
+    found = find_groups(indices, groups, table, member, cursor, size, absent, bits)
     if found < 0:
         run[0] = OUT_OF_RANGE
         return
@@ -116,11 +136,20 @@ def group_rows(
 
 @kernel("group_rows", "cuda", layout=_grouping, scratch=_table)
 def group_rows_on_cuda(
-    indices: Any, values: Any, groups: Any, table: Any, member: Any, cursor: Any, size: int, bits: int, run: Any
+    indices: Any,
+    values: Any,
+    groups: Any,
+    table: Any,
+    member: Any,
+    cursor: Any,
+    size: int,
+    absent: int,
+    bits: int,
+    run: Any,
 ) -> None:
     """One thread does it: indices are few beside the rows that they move, and each looks for those before it."""
     if cuda.grid(1) == 0:
-        group_rows(indices, values, groups, table, member, cursor, size, bits, run)
+        group_rows(indices, values, groups, table, member, cursor, size, absent, bits, run)
 
 
 def rows_of(groups: Any) -> Any:

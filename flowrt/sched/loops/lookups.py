@@ -102,7 +102,9 @@ def _entries_at(making: Making, table: TableAddress, places: Entries) -> Entries
 # ───────────────────────────────────────────────────────────────────────────
 
 
-def taken(making: Making, node: PlanNode, inputs: Sequence[Value], axis: int, guard: int | None) -> Entries:
+def taken(
+    making: Making, node: PlanNode, inputs: Sequence[Value], axis: int, absent: bool, guard: int | None
+) -> Entries:
     """What `take` answers."""
     x, indices = _indexable(making, inputs[0]), entries_of(making, inputs[1])
     at = normal_axes(axis, len(x.shape))[0]
@@ -110,11 +112,11 @@ def taken(making: Making, node: PlanNode, inputs: Sequence[Value], axis: int, gu
         raise Unfit("nothing taken")
     spec = Spec(making.dtype(int(indices.flat[0])), indices.shape)
     looks = ((LookedUp(node, place, spec, at), int(index)) for place, index in np.ndenumerate(indices))
-    rows = [_row(making, look, x, index, guard) for look, index in looks]
+    rows = [_row(making, look, x, index, absent, guard) for look, index in looks]
     return np.stack(rows, at).reshape((*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))
 
 
-def _row(making: Making, look: LookedUp, x: Value, index: int, guard: int | None) -> Entries:
+def _row(making: Making, look: LookedUp, x: Value, index: int, absent: bool, guard: int | None) -> Entries:
     """The row at that ``index`` along an axis, without the axis."""
     axis = look.axis
     size, pitch = x.shape[axis], math.prod(x.shape[axis + 1 :])
@@ -129,7 +131,7 @@ def _row(making: Making, look: LookedUp, x: Value, index: int, guard: int | None
     table, dtype = (x.place, x.dtype) if isinstance(x, TableAddress) else (0, making.dtype(held[0]))
     looks.append(look)
     offsets, count = tuple(int(n) for n in places.flat), making.shared.word(size)
-    found = Lookup(table, count, index, guard, pitch, offsets, dtype, len(looks) - 1, held)
+    found = Lookup(table, count, index, guard, pitch, offsets, dtype, len(looks) - 1, held, absent)
     return np.array(making.lookup(found), np.int64).reshape(places.shape)
 
 

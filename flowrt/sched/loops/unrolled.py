@@ -347,7 +347,7 @@ _SEVERAL: dict[str, Callable[[_Op], Sequence[Value]]] = {
 }
 _ENTRIES: dict[str, Callable[[_Op], Value]] = {
     "constant": _constant,
-    "take": lambda op: taken(op.making, op.node, op.inputs, op.attrs["axis"], op.guard),
+    "take": lambda op: taken(op.making, op.node, op.inputs, op.attrs["axis"], op.attrs["absent"], op.guard),
     "one_hot": _one_hot,
     "shape_of": lambda op: op.making.constant(np.array(op.inputs[0].shape, np.int64)),
     "transpose": lambda op: np.transpose(op.inputs[0], op.attrs["axes"]),

@@ -238,7 +238,9 @@ class _Emitter:
     def _fail_unless_zero(self, lookup: Lookup, given: Any, values: Sequence[Any], behind: Any) -> None:
         """Go on ``behind`` where what is not in the table reads 0, else fail."""
         builder = self._builder
-        reads_zero = builder.icmp_signed("==", given, ir.Constant(WORD, ABSENT))
+        reads_zero: Any = ir.Constant(ir.IntType(1), 0)
+        if lookup.absent:
+            reads_zero = builder.icmp_signed("==", given, ir.Constant(WORD, ABSENT))
         if lookup.guard is not None:
             reads_zero = builder.or_(reads_zero, builder.not_(self._lanes.scalar(values[lookup.guard])))
         fail = builder.append_basic_block("lookup.fail")

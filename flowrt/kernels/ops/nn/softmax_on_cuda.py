@@ -11,9 +11,10 @@ import numpy as np
 
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import THREADS, cuda
-from flowrt.kernels.ops.index import around, row_of
+from flowrt.kernels.ops.index import around
 from flowrt.kernels.ops.moments import total_on_cuda
 from flowrt.kernels.ops.nn.softmax import NOT_A_CLASS, examples
+from flowrt.kernels.ops.slices import row_of
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
@@ -81,7 +82,7 @@ def _examples_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
 def class_cross_entropy_on_cuda(logits: Any, labels: Any, y: Any, run: Any) -> None:
     reduced = cuda.shared.array(THREADS, np.float64)
     for row in range(cuda.blockIdx.x, logits.shape[0], cuda.gridDim.x):
-        label = row_of(labels[row], logits.shape[1])
+        label = row_of(labels[row], logits.shape[1], 0)
         if label < 0 or labels[row] < 0:
             run[0] = NOT_A_CLASS
         else:
@@ -95,7 +96,7 @@ def class_cross_entropy_on_cuda(logits: Any, labels: Any, y: Any, run: Any) -> N
 def class_cross_entropy_slope_on_cuda(logits: Any, labels: Any, dy: Any, y: Any, run: Any) -> None:
     reduced = cuda.shared.array(THREADS, np.float64)
     for row in range(cuda.blockIdx.x, logits.shape[0], cuda.gridDim.x):
-        label = row_of(labels[row], logits.shape[1])
+        label = row_of(labels[row], logits.shape[1], 0)
         if label < 0 or labels[row] < 0:
             run[0] = NOT_A_CLASS
         else:
