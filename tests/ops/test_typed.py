@@ -98,7 +98,8 @@ def test_help_shows_the_signature_of_every_op(path: str) -> None:
 
 
 def test_callers_see_operands_and_tensors_where_the_function_has_specs() -> None:
-    assert str(inspect.signature(fr.take)) == "(x: Operand, indices: Operand, axis: int = 0) -> TensorOrArray"
+    taking = "x: Operand, indices: Operand, axis: int = 0, absent: bool = False"
+    assert str(inspect.signature(fr.take)) == f"({taking}) -> TensorOrArray"
     assert str(inspect.signature(fr.switch)).endswith("-> tuple[TensorOrArray, TensorOrArray]")
 
     def told(x: fr.Spec, width: float = 1.0) -> fr.Spec:
