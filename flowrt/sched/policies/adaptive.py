@@ -11,7 +11,7 @@ import numpy as np
 
 from flowrt.base.errors import user_site
 from flowrt.base.valueclass import replace, valueclass
-from flowrt.sched.policies.arrivals import Arrivals
+from flowrt.sched.policies.arrivals import GRID, Arrivals
 from flowrt.sched.policies.caps import Caps, worth_of
 from flowrt.sched.policies.noise import NoiseScale
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, check_at_least, least_of
@@ -22,6 +22,7 @@ BUDGET = 0.01  # of all worth may be spent on trying out whether waiting longer 
 APART = 8  # versions between two tries, if not all came, and two versions that are not closed at the best number
 SAME = 0.1  # of the time, by which it may differ where the same is decided
 TINY = 1e-12  # does not count
+STEPS = np.diff(GRID, prepend=1.0)  # between times that are looked at, where it is 1 now
 FAR = 8.0  # times as long as the first of the first versions' updates took, half of them are waited for at most
 PATIENCE = 1.5  # times as long as half of the first versions' updates took, their others are waited for
 
@@ -261,23 +262,42 @@ def _decide_up_to(
 
 def _decide(history: History, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
     """Wait until the time at which most is gained, or for the next one, if either is more than waiting costs."""
-    count = len(offers)
+    count, rate = len(offers), history.rate
     times, chances, more, none = history.arrivals.expected(*_split(offers), able, now)
     there, some = history.worth(count), np.maximum(1 - none, 1e-12)
-    gains = chances @ (some * (history.worth(count + np.maximum(more / some, 1)) - there))
-    more, none, costs = chances @ more, chances @ none, history.rate * (times - now)
-    best = int((gains - costs).argmax())
-    if gains[best] > costs[best] and times[best] > now:
-        return WaitUntil(float(times[best]), count + max(1, int(more[best])))
-    nett = (1 - none) * (history.worth(count + 1) - there) - history.rate * _waits(times, none, now)
-    if nett.max() > 0:
-        return WaitUntil(float(times[nett.argmax()]), count + 1)
+    gains = _mean(chances, some * (history.worth(count + np.maximum(more / some, 1)) - there))
+    costs = rate * (times - now)
+    nett = gains - costs
+    best = int(nett.argmax())
+    if nett[best] > 0 and times[best] > now:
+        return WaitUntil(float(times[best]), count + max(1, int(_mean(chances, more)[best])))
+    if (until := _until_next(times, _mean(chances, none), history.worth(count + 1) - there, rate, now)) is not None:
+        return WaitUntil(until, count + 1)
     best = int((gains / np.maximum(costs, 1e-300)).argmax())
     return _close(
         offers,
-        f"kept {count} of {count + len(able)}: waiting {_brief(times[best] - now)} s more for {_brief(more[best])} "
-        f"was worth {_brief(gains[best])} of {_brief(costs[best])}",
+        f"kept {count} of {count + len(able)}: waiting {_brief(times[best] - now)} s more for "
+        f"{_brief(_mean(chances, more)[best])} was worth {_brief(gains[best])} of {_brief(costs[best])}",
     )
+
+
+def _until_next(times: Array, none: Array, gain: float, rate: float, now: float) -> float | None:
+    """Until which of ``times`` to wait for the next one, which is worth ``gain``, if that pays at any.
+
+    ``none`` are the chances that it will not have come by then.
+    """
+    hopes = (1 - none) * gain
+    if (hopes - rate * now * (STEPS * none).cumsum()).max() <= 0:  # it takes that long at least
+        return None
+    nett = hopes - rate * _waits(times, none, now)
+    best = int(nett.argmax())
+    return float(times[best]) if nett[best] > 0 else None
+
+
+def _mean(chances: Array, values: Array) -> Array:
+    """Of [cases, times] by the chances of the cases."""
+    mean: Array = chances @ values if len(chances) > 1 else values[0]
+    return mean
 
 
 def _waits(times: Array, none: Array, now: float) -> Array:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.base.valueclass import replace, valueclass
-from flowrt.sched.policies.reading import SAMPLE, ReadingKind, TimesReading
+from flowrt.sched.policies.reading import SAMPLE, ReadingKind, TimesReading, fitted
 from flowrt.sched.policies.spread import BINS, CAME, CUT, FACTORS, MIDDLE, WIDTH, believe
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -49,7 +49,8 @@ def _ahead() -> Array:
 
 
 AHEAD = _ahead()
-GRID = np.exp(WIDTH * AHEAD)
+AHEAD_OF = np.minimum(np.arange(BINS)[:, None] + AHEAD, BINS)  # [bins, times]: the same, by the bin of now
+GRID = np.exp(WIDTH * AHEAD)  # times, where it is 1 now
 
 Version: TypeAlias = (
     "tuple[list[int], list[float], list[int], float]"  # who came, after what seconds, who did not by when
@@ -128,13 +129,13 @@ class Arrivals:
         reading = self._reading_of(came, seconds, able, now)
         pending = reading.alive.take(able, axis=0) if reading.kind.own else reading.alive[:1]
         alike = len(able) // len(pending)  # replicas that a row stands for
-        cases = self._cases(reading, came, seconds, able, now)
-        at = np.array([reading.bin_at(now, factor) for _, factor in cases])[:, None]
-        left = pending.take(at + AHEAD, axis=1, mode="clip")
-        left /= np.maximum(pending.take(at, axis=1), 1e-20)
+        chances, factors = self._cases(reading, came, seconds, able, now)
+        at = [reading.bin_at(now, factor) for factor in factors]
+        left = pending.take(AHEAD_OF[at], axis=1)
+        left /= np.maximum(pending.take(at, axis=1), 1e-20)[:, :, None]
         more = len(able) - alike * np.add.reduce(left)
-        none = np.multiply.reduce(left) ** alike
-        return max(now, 1e-9) * GRID, np.array([chance for chance, _ in cases]), more, none
+        none = np.multiply.reduce(left)
+        return max(now, 1e-9) * GRID, np.array(chances), more, none if alike == 1 else none**alike
 
     def _reading_of(
         self, came: Sequence[int], seconds: Sequence[float], able: Sequence[int], now: float
@@ -145,8 +146,10 @@ class Arrivals:
         is seen in the first version that it slows.
         """
         reading = self.reading
-        before = reading.alive[:, reading.bin_at(seconds[0], 0.0)].take([*came, *able])
-        if reading.kind.common or np.multiply.reduce(before) > UNLIKELY:
+        if reading.kind.common:
+            return reading
+        before = reading.alive[:, reading.bin_at(seconds[0], 0.0)]
+        if np.multiply.reduce(before) > UNLIKELY or np.multiply.reduce(before.take([*came, *able])) > UNLIKELY:
             return reading
         logs, fates = self._rows([(list(came), list(seconds), list(able), now)])
         likely = [float(reading.likelihoods(logs, fates)[0]) for reading in self.readings]
@@ -154,17 +157,19 @@ class Arrivals:
 
     def _cases(
         self, reading: TimesReading, came: Sequence[int], seconds: Sequence[float], able: Sequence[int], now: float
-    ) -> list[tuple[float, float]]:
+    ) -> tuple[list[float], list[float]]:
         """Chances, and the logarithms of factors that stand for all; one where they are all but the same."""
         if not reading.kind.common:
-            return [(1.0, 0.0)]
+            return [1.0], [0.0]
         factors, beliefs = factor_of(reading, came, seconds, able, now)
         mean = float(beliefs @ factors)
         if float(beliefs @ (factors - mean) ** 2) < 1.0:
-            return [(1.0, mean * WIDTH)]
+            return [1.0], [mean * WIDTH]
         case = ((beliefs.cumsum() - 0.5 * beliefs) * CASES).astype(np.int64)
-        chances, sums = np.bincount(case, beliefs).tolist(), np.bincount(case, beliefs * factors).tolist()
-        return [(chance, WIDTH * s / chance) for chance, s in zip(chances, sums, strict=True) if chance > 1e-6]
+        chances, sums = np.bincount(case, beliefs), np.bincount(case, beliefs * factors)
+        some = chances > 1e-6
+        chances = chances[some]
+        return chances.tolist(), (WIDTH * sums[some] / chances).tolist()
 
     # ── what came ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -174,7 +179,7 @@ class Arrivals:
         if self.waits(1):
             return replace(self, fresh=fresh)
         known = self._widened(1 + max(max((*came, *missing)) for came, _, missing, _ in fresh))._append(fresh)
-        every = known.versions <= YOUNG or known.versions % (SELDOM * BATCH) < BATCH or known.replicas > self.replicas
+        every = _is_due(known.versions) or known.replicas > self.replicas
         return known._fitted(KINDS if every else (known.reading.kind,))
 
     def waits(self, more: int) -> bool:
@@ -211,8 +216,14 @@ class Arrivals:
 
     def _fitted(self, kinds: Sequence[ReadingKind]) -> Arrivals:
         """With the readings of these kinds by the versions that are kept."""
-        fitted = [one.fit(self.logs, self.fates) if one.kind in kinds else one for one in self.readings]
-        return replace(self, readings=tuple(fitted))
+        fits = fitted([reading for reading in self.readings if reading.kind in kinds], self.logs, self.fates)
+        known = {reading.kind: reading for reading in (*self.readings, *fits)}
+        return replace(self, readings=tuple(known.values()))
+
+
+def _is_due(versions: int) -> bool:
+    """Whether readings that are not believed build on that many versions: on twice as many each time, then seldom."""
+    return not versions & (versions - 1) if versions <= YOUNG else versions % (SELDOM * BATCH) < BATCH
 
 
 def factor_of(

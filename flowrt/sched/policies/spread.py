@@ -58,8 +58,10 @@ class Spread:
         return cls(np.full(BINS, LINDY), (PLACES + 0.5) / BINS, np.zeros(BINS), np.zeros(BINS), 0.0)
 
     @classmethod
-    def of(cls, came: Array, cut: Array) -> Spread:
+    def of(cls, came: Array, cut: Array) -> list[Spread]:
         """By how much weight came in each bin, and how much was cut off in it: Kaplan and Meier's, see `arrivals`.
+
+        Both [readings, bins]: of several at once.
 
         Smoothed, as the gaps between few times that are far from each other mean nothing, neither factors nor hopes
         must be fitted to them, and the last of some will not be the last of more: the density as widely as Silverman
@@ -67,19 +69,20 @@ class Spread:
         deviation is that of the shortest half, which lies in one mode where there are several (Grübel, "The Length of
         the Shorth", Ann. Stat. 16, 1988).
         """
-        risk = (came + cut)[::-1].cumsum()[::-1] - 0.5 * cut + UNKNOWN
-        alive = np.ones(BINS + 1)
-        np.cumprod(1 - (came + UNKNOWN * LINDY) / risk, out=alive[1:])
-        reached = 1 - alive[1:]
-        begins = reached[: np.searchsorted(reached, 0.5) + 1]
-        shortest = int((np.searchsorted(reached, begins + 0.5) - PLACES[: len(begins)]).min())
-        deviation, count = shortest / 1.35, max(float(came.sum()), 1.0)
-        density = _smoothed(-np.diff(alive), 0.9 * deviation * count**-0.2)
-        deviation *= 1.3 * count ** (-1 / 3)
-        later = np.maximum(1 - np.cumsum(density) + 0.5 * density, 1e-9)
-        wide = smoothed_counts(came, deviation)
-        hazards = (wide + UNKNOWN * LINDY) / ((wide + cut)[::-1].cumsum()[::-1] - 0.5 * cut + UNKNOWN)
-        return cls(hazards, reached, np.log(density + 1e-9), np.log(later), deviation)
+        alive = np.ones((len(came), BINS + 1))
+        np.cumprod(1 - (came + UNKNOWN * LINDY) / (not_before(came, cut) + UNKNOWN), axis=1, out=alive[:, 1:])
+        reached = 1 - alive[:, 1:]
+        density, wide = alive[:, :-1] - alive[:, 1:], np.empty_like(came)
+        counts = np.maximum(np.add.reduce(came, axis=1), 1.0).tolist()
+        deviations = []
+        for row, count in enumerate(counts):
+            deviation = _shortest_half(reached[row]) / 1.35
+            density[row] = _smoothed(density[row], 0.9 * deviation * count**-0.2)
+            deviations.append(deviation * 1.3 * count ** (-1 / 3))
+            wide[row] = smoothed_counts(came[row], deviations[row])
+        later = np.maximum(1 - np.cumsum(density, axis=1) + 0.5 * density, 1e-9)
+        hazards = (wide + UNKNOWN * LINDY) / (not_before(wide, cut) + UNKNOWN)
+        return list(map(cls, hazards, reached, np.log(density + 1e-9), np.log(later), deviations))
 
     def evidence(self, came: Array, missing: Array, tried: slice) -> Array:
         """For factors, the logarithm of how likely each makes that these came in their bins, and those in none."""
@@ -120,6 +123,18 @@ def believe(evidence: Array, usual: Array) -> Array:
     return weights
 
 
+def not_before(came: Array, cut: Array) -> Array:
+    """[..., bins]: how much had not come before each bin; what is cut off in one, nobody knows where in it."""
+    risk: Array = (came + cut)[..., ::-1].cumsum(axis=-1)[..., ::-1] - 0.5 * cut
+    return risk
+
+
+def _shortest_half(reached: Array) -> int:
+    """In how few bins half of all came."""
+    begins = reached[: reached.searchsorted(0.5) + 1]
+    return int((reached.searchsorted(begins + 0.5) - PLACES[: len(begins)]).min())
+
+
 def _smoothed(density: Array, deviation: float) -> Array:
     """By a normal distribution of this standard deviation, in bins, one at least."""
     deviation = min(max(deviation, 1.0), WIDEST)
@@ -133,8 +148,8 @@ def smoothed_counts(counts: Array, deviation: float) -> Array:
     reach = round(0.5 * (1 + 12 * deviation**2) ** 0.5 - 0.5)
     if not reach:
         return counts
-    sums = np.zeros((*counts.shape[:-1], BINS + 1))
-    np.cumsum(counts, axis=-1, out=sums[..., 1:])
-    ends = np.minimum(PLACES + reach + 1, BINS)
-    means: Array = (sums[..., ends] - sums[..., np.maximum(PLACES - reach, 0)]) / (2 * reach + 1)
+    sums = np.zeros((*counts.shape[:-1], BINS + 2 * reach + 1))  # of what lies before, the ends drawn out
+    np.cumsum(counts, axis=-1, out=sums[..., reach + 1 : reach + 1 + BINS])
+    sums[..., reach + 1 + BINS :] = sums[..., reach + BINS, None]
+    means: Array = (sums[..., 2 * reach + 1 :] - sums[..., :BINS]) / (2 * reach + 1)
     return means

@@ -412,7 +412,8 @@ def test_noise_that_grows_makes_it_wait_for_more_whatever_steps_were_worth_befor
 def test_who_was_not_waited_for_counts_half_in_the_bin_where_that_ended() -> None:
     came, cut = np.zeros(BINS), np.zeros(BINS)
     came[MIDDLE], cut[MIDDLE] = 20, 10
-    hazards = Spread.of(came, cut).hazards
+    (spread,) = Spread.of(came[None], cut[None])
+    hazards = spread.hazards
     assert hazards[MIDDLE] == pytest.approx(20 / 25, rel=0.01)
     assert hazards[:MIDDLE].max() < 1e-3
     assert hazards[MIDDLE + 1 :] == pytest.approx(LINDY)
