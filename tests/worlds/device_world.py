@@ -6,14 +6,13 @@ Prints one JSON object. The jobs are tiny: a simulated thread is one of Python's
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
 import numpy as np
+from kept import tell
 
 import flowrt as fr
 from flowrt.devices import cuda
@@ -230,7 +229,7 @@ async def main() -> None:
         "own_op": await own_op(),
         "towers": [await towers("cuda:0"), await towers("cpu:0")],
     }
-    json.dump(found, sys.stdout)
+    tell(found)
 
 
 if __name__ == "__main__":
