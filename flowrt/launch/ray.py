@@ -120,6 +120,7 @@ class Cluster(AsyncOnly):
         self._changed = asyncio.Event()
         self._spec: ClusterSpec | None = None
         self._began = False  # whether Ray was, by us
+        self._job = ""  # what this process is to Ray, until `ray.shutdown`
         self._home = ""
 
     @property
@@ -157,7 +158,12 @@ class Cluster(AsyncOnly):
         await to_the_end(self._reap(end=not self._detached))
 
     async def end(self) -> None:
-        """End all nodes, also of a detached cluster. What is open on it finds them lost."""
+        """End all nodes, also of a detached cluster. What is open on it finds them lost.
+
+        Raises `ClosedError` where `ray.shutdown` was called meanwhile, and they go on.
+        """
+        if self._actors and self._detached:
+            self._check_connected()
         await to_the_end(self._reap(end=True))
 
     def _begin_ray(self) -> None:
@@ -169,6 +175,7 @@ class Cluster(AsyncOnly):
                 where = self._address or os.environ.get("RAY_ADDRESS", "")
                 raise ResourceError(f"{user_site()}: no Ray answers at {where}: {error}") from error
             self._began = True
+        self._job = ray.get_runtime_context().get_job_id()
         here = ray.util.get_node_ip_address()
         hosts = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         alone = hosts == {here} and not self._tls
@@ -207,10 +214,27 @@ class Cluster(AsyncOnly):
         for task in self._tasks:
             self._watches[task] = asyncio.create_task(self._watch(task))
 
+    @property
+    def _is_connected(self) -> bool:
+        """Whether `ray.shutdown` was not called meanwhile. Whatever is asked of Ray after it connects anew."""
+        return bool(self._ray.is_initialized()) and self._ray.get_runtime_context().get_job_id() == self._job
+
+    def _check_connected(self) -> None:
+        if not self._is_connected:
+            raise ClosedError(f"{user_site()}: ray.shutdown() ended the connection to Ray, {self._left()}")
+
+    def _left(self) -> str:
+        """What `ray.shutdown` leaves of the nodes."""
+        if self._detached:
+            return f"and the nodes go on; {self.WHAT}({self.name!r}) finds them"
+        return "and the nodes with it"
+
     async def _reap(self, *, end: bool) -> None:
         """Let go of everything; where it is to ``end``, the nodes: asked first, then forced."""
         self._spec = None
-        if end:
+        if end and self._actors and not self._is_connected:
+            _log.warning("ray.shutdown() ended the connection to Ray, %s", self._left())
+        elif end:
             await self._end(list(self._actors))
         await self._end_watches(list(self._watches))
         self._actors.clear()
@@ -340,7 +364,7 @@ class Cluster(AsyncOnly):
     async def _watch(self, task: str) -> None:
         """Learn where the node is whenever Ray has started it again."""
         known = self._incarnations[task]
-        while True:
+        while self._is_connected:
             try:
                 said = await self._news(task, known)
             except self._ray.exceptions.RayError as error:
@@ -388,6 +412,7 @@ class Cluster(AsyncOnly):
         """
         check_job(job)
         _ = self.spec
+        self._check_connected()
         numbers = {number for name, number in map(split_task, self._actors) if name == job}
         task = f"/job:{job}/task:{next(n for n in range(len(numbers) + 1) if n not in numbers)}"
         self._actors[task] = self._create(task)
@@ -429,6 +454,7 @@ class Cluster(AsyncOnly):
 
     def _check(self, task: str) -> None:
         _ = self.spec
+        self._check_connected()
         there = [other for other in self._watches if other not in self._ending]
         if task not in there:
             raise GraphError(f"{task} is not in the cluster, which has {', '.join(there)}")

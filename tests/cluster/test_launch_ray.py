@@ -173,6 +173,44 @@ async def test_over_tls_nodes_listen_where_other_hosts_reach_them() -> None:
             await again.end()
 
 
+async def test_a_cluster_whose_program_shuts_ray_down_says_what_became_of_its_nodes(engine: str) -> None:
+    script = f"""
+        import asyncio, logging, sys
+        import ray
+        import flowrt as fr
+
+        async def main():
+            room = {{"ps": {LITTLE!r}}}
+            async with fr.launch.ray.Cluster("stays", detached=True, ps=1, resources=room) as stays:
+                async with fr.launch.ray.Cluster(ps=1, resources=room) as cluster:
+                    ray.shutdown()
+                    for ask in (stays.end(), cluster.add("ps"), cluster.respawn("{PS}"), cluster.remove("{PS}")):
+                        try:
+                            await ask
+                        except fr.ClosedError as error:
+                            print(error)
+            print("connected" if ray.is_initialized() else "not connected")
+            async with fr.launch.ray.Cluster("stays") as stays:
+                await stays.end()
+
+        logging.basicConfig(stream=sys.stdout, format="%(message)s")
+        asyncio.run(main())
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "\n".join(line[8:] for line in script.splitlines())),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"RAY_ADDRESS": engine},
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    goes_on, *ended, warned, connected = out.decode().splitlines()
+    assert goes_on.endswith("and the nodes go on; fr.launch.ray.Cluster('stays') finds them")
+    said = "ray.shutdown() ended the connection to Ray, and the nodes with it"
+    assert [line.partition(": ")[2] for line in ended] == [said] * 3
+    assert (warned, connected) == (said, "not connected")
+
+
 async def test_what_ray_has_no_room_for_is_a_sentence_that_names_it() -> None:
     asks = Cluster(worker=2, resources={"worker": {"num_gpus": 1, "ssd": 2}}, startup=0.5)
     with pytest.raises(fr.ResourceError) as caught:
