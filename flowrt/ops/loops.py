@@ -33,6 +33,7 @@ from flowrt.ops.body import (
 )
 from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loop
 from flowrt.ops.elementwise import add, astype
+from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant
 from flowrt.ops.structure import LEAF, Structure, flatten
 
@@ -320,12 +321,20 @@ def _loose(form: Structure) -> Any:
 
 def _text(form: Structure) -> str:
     """A form as errors show it."""
-    return str(form.rebuild(["tensor"] * _leaves(form))).replace("'tensor'", "tensor")
+    return str(_shown(form).rebuild(["tensor"] * _leaves(form))).replace("'tensor'", "tensor")
+
+
+def _shown(form: Structure) -> Structure:
+    """A form that words may be in where slices have tensors."""
+    parts = tuple(map(_shown, form.parts))
+    if form.kind is IndexedSlices:
+        return Structure(dict, ("values", "indices"), parts)
+    return Structure(form.kind, form.names, parts)
 
 
 def _shape_of(traced: Traced) -> str:
     leaves = ["tensor" if keep else "operation or None" for keep in traced.kept]
-    return str(traced.form.rebuild(leaves)).replace("'", "")
+    return str(_shown(traced.form).rebuild(leaves)).replace("'", "")
 
 
 def _condition(test: Traced) -> Tensor:

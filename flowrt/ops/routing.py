@@ -255,7 +255,8 @@ def _flat_ids(ids: Any, spec: Spec) -> Any:
 class SplitGradient(TensorOperators):
     """The gradient of a variable that is split by rows: one for each part, a tensor, an `IndexedSlices` or None.
 
-    Used as a tensor it is the whole, dense; optimisers, and clipping, take the parts as they are.
+    Used as a tensor, or by ``np.asarray`` where it holds arrays, it is the whole, dense; optimisers, and clipping, take
+    the parts as they are.
     """
 
     __slots__ = ("partition", "parts")
@@ -288,6 +289,12 @@ class SplitGradient(TensorOperators):
         return concat(
             [zeros(s.concrete, s.dtype) if part is None else part for part, s in zip(self.parts, specs, strict=True)]
         )
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.asarray(self.__tensor__(), *args, **kwargs)
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return SplitGradient, (self.partition, self.parts)  # as a step answers them, of arrays
 
     def __repr__(self) -> str:
         return f"<SplitGradient of {self.partition.name!r} {self.spec}>"

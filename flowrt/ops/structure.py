@@ -1,12 +1,15 @@
-"""Nestings of lists, tuples, dicts and slices: taken apart into leaves, and put together again around other leaves."""
+"""Nestings of lists, tuples, dicts, slices and split gradients: taken apart into leaves, and put together again around
+other leaves."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from types import NoneType
 from typing import Any
 
 from flowrt.base.valueclass import valueclass
+from flowrt.ops.routing import SplitGradient
 from flowrt.ops.slices import IndexedSlices
 
 _DICTS = (dict, OrderedDict)
@@ -14,9 +17,9 @@ _DICTS = (dict, OrderedDict)
 
 @valueclass
 class Structure:
-    """The form of a nesting: a leaf, or a container of forms.
+    """The form of a nesting: a leaf, nothing, or a container of forms.
 
-    ``names`` are a dict's keys, or what slices have beside their tensors.
+    ``names`` are a dict's keys, what slices have beside their tensors, or the partition of a split gradient.
     """
 
     kind: type | None = None
@@ -30,32 +33,45 @@ class Structure:
     def _build(self, leaves: Iterator[Any]) -> Any:
         if self.kind is None:
             return next(leaves)
+        if self.kind is NoneType:
+            return None
         parts = [part._build(leaves) for part in self.parts]
         if self.kind in _DICTS:
             return self.kind(zip(self.names, parts, strict=True))
         if self.kind is IndexedSlices:
             values, indices = parts
             return IndexedSlices(values, indices, *self.names)
+        if self.kind is SplitGradient:
+            return SplitGradient(self.names[0], parts)
         return self.kind(*parts) if hasattr(self.kind, "_fields") else self.kind(parts)
 
 
 LEAF = Structure()
+NOTHING = Structure(NoneType)
 
 
-def flatten(value: Any) -> tuple[Structure, list[Any]]:
-    """The form of ``value`` and its leaves, in order."""
+def flatten(value: Any, parts: bool = False) -> tuple[Structure, list[Any]]:
+    """The form of ``value`` and its leaves, in order.
+
+    A split gradient is a leaf, as the tensor of the whole, unless it is to come apart into its ``parts``.
+    """
     leaves: list[Any] = []
-    return _flatten(value, leaves), leaves
+    return _flatten(value, leaves, parts), leaves
 
 
-def _flatten(value: Any, leaves: list[Any]) -> Structure:
+def _flatten(value: Any, leaves: list[Any], parts: bool) -> Structure:
+    def forms(values: Iterable[Any]) -> tuple[Structure, ...]:
+        return tuple([_flatten(each, leaves, parts) for each in values])
+
     if isinstance(value, dict):
         kind = type(value) if type(value) in _DICTS else dict
-        return Structure(kind, tuple(value), tuple(_flatten(v, leaves) for v in value.values()))
+        return Structure(kind, tuple(value), forms(value.values()))
     if isinstance(value, (list, tuple)):
-        return Structure(type(value), (), tuple(_flatten(v, leaves) for v in value))
+        return Structure(type(value), (), forms(value))
     if isinstance(value, IndexedSlices):
-        parts = _flatten(value.values, leaves), _flatten(value.indices, leaves)
-        return Structure(IndexedSlices, (value.shape, value.absent), parts)
+        return Structure(IndexedSlices, (value.shape, value.absent), forms((value.values, value.indices)))
+    if parts and isinstance(value, SplitGradient):
+        of_parts = tuple([NOTHING if part is None else _flatten(part, leaves, parts) for part in value.parts])
+        return Structure(SplitGradient, (value.partition,), of_parts)
     leaves.append(value)
     return LEAF

@@ -365,7 +365,7 @@ class Session(AsyncOnly):
 
     def _asked(self, fetches: Any, feeds: tuple[Tensor, ...]) -> tuple[Any, Structure, list[Tensor | Node]]:
         """What a step is kept by, the form of its fetches, and the tensors and nodes that they are."""
-        structure, leaves = flatten(fetches)
+        structure, leaves = flatten(fetches, parts=True)
         wanted = [as_value(leaf) for leaf in leaves]
         for leaf, value in zip(leaves, wanted, strict=True):
             if not isinstance(value, (Tensor, Node)):
@@ -459,7 +459,7 @@ class Session(AsyncOnly):
         from flowrt.session.explain import explain_step
 
         runner = self._open()
-        feeds = placeholders_of(map(as_value, flatten(fetches)[1])) if feeds is None else feeds
+        feeds = placeholders_of(map(as_value, flatten(fetches, parts=True)[1])) if feeds is None else feeds
         step = self._step(fetches, self._all_fed(tuple(feeds) if isinstance(feeds, Mapping) else feeds))
         if step.compiled.client is not None:
             return explain_step(step.compiled, tapes=runner.tapes, way=runner.way)

@@ -451,3 +451,11 @@ def test_the_slices_that_a_step_answers_are_copied_and_pickled_as_the_arrays_the
     np.testing.assert_array_equal(np.asarray(again), [[4, 4], [0, 0], [2, 2], [0, 0]])
     with pytest.raises(fr.GraphError, match=r"test_sparse.py:\d+: a graph is neither pickled nor copied"):
         pickle.dumps(slope)
+
+
+def test_branches_of_which_one_answers_slices_are_told_apart() -> None:
+    with fr.Graph():
+        table = fr.Variable(np.ones((4, 2), np.float32))
+        (slope,) = fr.gradients(fr.sum(fr.square(table[[0, 2]])), [table])
+        with pytest.raises(fr.SpecError, match="answers {values: tensor, indices: tensor} and false_fn tensor"):
+            fr.cond(fr.placeholder("bool", ()), lambda: slope, lambda: fr.zeros((4, 2)))

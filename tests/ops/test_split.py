@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -276,3 +277,36 @@ def test_rows_are_taken_of_a_table_that_is_not_copied_for_it() -> None:
         for count in (7, 8):
             session.run(step, {ids: np.arange(count) * (rows // 8)})
         np.testing.assert_allclose(session.run(found, {ids: [0, rows - 1]})[:, 0], [-0.29, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("ids", [[5, 1, 5], [1], None], ids=str)
+def test_the_gradient_of_a_split_variable_is_fetched_in_a_session_that_is_open(ids: list[int] | None) -> None:
+    def build(**split: Any) -> Any:
+        table = fr.Variable(np.arange(12, dtype=np.float32).reshape(6, 2), name="t", **split)
+        used = table * 1.0 if ids is None else fr.take(table, ids)
+        return fr.gradients(fr.sum(fr.square(used)), [table])
+
+    (want,) = run(build)
+    (got,) = run(lambda: build(partition=3))
+    assert [None if part is None else type(part) for part in got.parts] == [type(want)] * 3
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(got)), want)
+
+
+def test_a_part_that_nothing_flows_to_has_no_gradient_in_the_answer() -> None:
+    def build() -> Any:
+        table = fr.Variable(np.ones((4, 2), np.float32), name="t", partition=2)
+        return fr.gradients(fr.sum(table.parts[1] * 3.0), [table])
+
+    (got,) = run(build)
+    assert got.parts[0] is None
+    np.testing.assert_array_equal(got, [[0, 0], [0, 0], [3, 3], [3, 3]])
+
+
+def test_in_a_body_the_gradient_of_a_split_variable_is_that_of_the_whole() -> None:
+    def build() -> Any:
+        table = fr.Variable(np.ones((4, 2), np.float32), name="t", partition=2)
+        (slope,) = fr.gradients(fr.sum(fr.square(fr.take(table, [3]))), [table])
+        return fr.cond(fr.constant(True), lambda: slope, lambda: fr.zeros((4, 2)))
+
+    np.testing.assert_array_equal(run(build), [[0, 0], [0, 0], [0, 0], [2, 2]])
