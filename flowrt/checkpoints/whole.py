@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -112,6 +113,18 @@ def verify(store: Store, number: int, step: int, going: Callable[[], bool] = lam
     except (OSError, NotWhole) as error:
         raise not_whole(store, number, step, error) from error
     return manifest
+
+
+def check_reached(store: Store, draft: str, file: File) -> None:
+    """Raise `OSError` where a node wrote a shard of a draft to another disk than that which is seen here."""
+    found = None
+    with suppress(OSError):
+        found = store.size(draft, file.name)
+    if found != file.nbytes:
+        raise OSError(
+            f"the node that wrote {file.name} did not write where this process looks; keep checkpoints where all "
+            "machines of the cluster reach them: in a folder that they share, or at a URL such as s3://"
+        )
 
 
 def read_variable(store: Store, folder: str, stored: Stored) -> Array:

@@ -7,6 +7,7 @@ becomes which variable that of `restoring`; who may save into a folder that of `
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import CheckpointError, FlowrtError, GraphError, user_site
 from flowrt.base.locating import fitting
@@ -22,14 +23,23 @@ from flowrt.base.telling import telling
 from flowrt.checkpoints.folders import FolderLock, HeldElsewhere, sync_parents
 from flowrt.checkpoints.manifest import File, Manifest, Name, NotWhole, folder_of, to_bytes
 from flowrt.checkpoints.retention import superfluous
-from flowrt.checkpoints.stores import LocalStore, Store, store_at
-from flowrt.checkpoints.whole import manifest_of, not_whole, read_manifest
+from flowrt.checkpoints.stores import LocalStore
+from flowrt.checkpoints.whole import check_reached, manifest_of, not_whole, read_manifest
 from flowrt.finishing import to_the_end
 from flowrt.progress import Activity
 from flowrt.session.building_order import Order, from_manifest, nameless, order_of, to_manifest
 from flowrt.session.options import is_at_least
 from flowrt.session.restoring import OWN_NAMES, Fit, checked_renames, fit, listed
-from flowrt.session.saving import Places, Saving, in_thread, pieces_of, prepare_on_tasks, take_on_tasks, verify_on_tasks
+from flowrt.session.saving import (
+    Places,
+    Saving,
+    in_thread,
+    pieces_of,
+    prepare_on_tasks,
+    store_of,
+    take_on_tasks,
+    verify_on_tasks,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,7 +99,7 @@ class Checkpoints:
                 f"keep_every_hours of at least 0, got {keep!r}, {every_steps!r}, {every_seconds!r} and "
                 f"{keep_every_hours!r}"
             )
-        self._store = _store(url)
+        self._store = store_of(url)
         self.url = os.fspath(url)
         self.every_steps = every_steps
         self.every_seconds = every_seconds
@@ -118,6 +128,12 @@ class Checkpoints:
     @telling
     def __repr__(self) -> str:
         return f"fr.Checkpoints at {self.url!r}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it was made, for another session."""
+        counts = self.every_steps, self.every_seconds, self.keep, self.keep_every_hours
+        named = functools.partial(type(self), partial=self.partial, rename=self.rename, clock=self._clock)
+        return named, (self._store.url, *counts)
 
     @property
     def path(self) -> Path | None:
@@ -299,7 +315,10 @@ class Checkpoints:
             raise CheckpointError(text) from error
         finally:
             await to_the_end(self._clear(saving, at))
-        await in_thread(self._forget)
+        try:
+            await in_thread(self._forget)
+        except FlowrtError as error:
+            _log.warning("after step %d was saved: %s", saving.step, error)
 
     async def _clear(self, saving: Saving, at: _CheckpointDraft) -> None:
         """Let go of what a save held; where it failed, also of its draft and of a lock that it took."""
@@ -322,22 +341,11 @@ class Checkpoints:
 
     def _commit(self, saving: Saving, at: _CheckpointDraft, shards: Sequence[tuple[File, Sequence[Written]]]) -> None:
         for file, _ in shards:
-            self._check_reached(at.draft, file)
+            check_reached(self._store, at.draft, file)
         order = None if self._order is None else to_manifest(self._order)
         manifest = manifest_of(saving.step, saving.run, saving.rows, shards, order, self.rename, saving.saved_at)
         self._store.commit(at.draft, at.folder, to_bytes(manifest))
         at.draft, at.claimed = "", False
-
-    def _check_reached(self, draft: str, file: File) -> None:
-        """Raise `OSError` where a node wrote to another disk than that which is seen here."""
-        found = None
-        with suppress(OSError):
-            found = self._store.size(draft, file.name)
-        if found != file.nbytes:
-            raise OSError(
-                f"the node that wrote {file.name} did not write where this process looks; keep checkpoints where all "
-                "machines of the cluster reach them: in a folder that they share, or at a URL such as s3://"
-            )
 
     def _forget(self) -> None:
         """Remove what need not stay."""
@@ -348,7 +356,7 @@ class Checkpoints:
             if save not in self._times:
                 with suppress(CheckpointError):
                     self._times[save] = read_manifest(self._store, *save).saved_at
-        for save in superfluous({save: self._times.get(save, 0.0) for save in saves}, self.keep, hours):
+        for save in superfluous({save: self._times.get(save) for save in saves}, self.keep, hours):
             self._store.forget(folder_of(*save))
 
     def _claim(self) -> bool:
@@ -487,14 +495,3 @@ class _Refused(CheckpointError):
 
 class _NotWhole(CheckpointError):
     """Another checkpoint may be whole."""
-
-
-def _store(url: str | os.PathLike[str]) -> Store:
-    """Where checkpoints are kept; a folder by its whole path, since nodes work in other folders."""
-    text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
-    if not text:  # as of an environment that has not the variable
-        raise GraphError(f"{user_site()}: Checkpoints: expected the path of a folder, or a URL, got {url!r}")
-    try:
-        return store_at(text if "://" in text else os.path.abspath(text))
-    except (ImportError, ValueError) as error:
-        raise GraphError(f"{user_site()}: Checkpoints: {error}") from error

@@ -9,6 +9,7 @@ and go.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from flowrt.base.device import Device
-from flowrt.base.errors import CheckpointError, FlowrtError
+from flowrt.base.errors import CheckpointError, FlowrtError, GraphError, user_site
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
 from flowrt.checkpoints.manifest import File, Manifest, Name, Range, Stored, checks, row_count
@@ -288,6 +289,17 @@ async def _give(session: Inside, piece: SavedPiece, stored: Stored, store: Store
 
     await in_thread(read)
     await session.run_uncounted(resource.initialize, {resource.initial: made})
+
+
+def store_of(url: str | os.PathLike[str]) -> Store:
+    """Where checkpoints are kept; a folder by its whole path, since nodes work in other folders."""
+    text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
+    if not text:  # as of an environment that has not the variable
+        raise GraphError(f"{user_site()}: Checkpoints: expected the path of a folder, or a URL, got {url!r}")
+    try:
+        return store_at(text if "://" in text else os.path.abspath(text))
+    except (ImportError, ValueError) as error:
+        raise GraphError(f"{user_site()}: Checkpoints: {error}") from error
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 import hashlib
 import json
 import logging
 import os
+import pickle
 import random
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -92,6 +94,23 @@ async def test_saving_and_restoring_by_hand(tmp_path: Path) -> None:
         for use in (session.save(), session.restore()):
             with pytest.raises(fr.GraphError, match=r"checkpoints=fr\.Checkpoints"):
                 await use
+
+
+async def test_checkpoints_are_pickled_as_they_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoints = Checkpoints("saved", 3, keep=2, keep_every_hours=6, partial=True, rename={"old": "new"})
+    graph, *_ = model()
+    async with fr.Session(graph, checkpoints=checkpoints) as session:
+        await session.save()
+        monkeypatch.chdir("/")
+        again = pickle.loads(pickle.dumps(checkpoints))
+        with pytest.raises(CheckpointError, match="one session at a time does"):
+            async with fr.Session(graph, checkpoints=copy.copy(again)):
+                pass
+    told = ("every_steps", "every_seconds", "keep", "keep_every_hours", "partial", "rename")
+    assert [getattr(again, name) for name in told] == [3, None, 2, 6, True, {"old": "new"}]
+    assert again.path == tmp_path / "saved"
+    assert again.saves() == [(1, 0)]
 
 
 async def test_the_newest_few_are_kept(tmp_path: Path) -> None:

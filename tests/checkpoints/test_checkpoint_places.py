@@ -153,6 +153,29 @@ async def test_what_a_place_raises_of_its_own_is_a_checkpoint_error(monkeypatch:
                 await session.save()
 
 
+async def test_a_checkpoint_that_is_there_is_no_failure_where_older_ones_cannot_be_removed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = type(fsspec.filesystem("memory"))
+
+    def write_and_be_gone(self: Any, path: str, value: bytes, **kwargs: Any) -> None:
+        pipe_file(self, path, value, **kwargs)
+        monkeypatch.setattr(memory, "ls", gone)
+
+    def gone(*args: Any, **kwargs: Any) -> None:
+        raise OSError("the connection is gone")
+
+    graph, _, _, step = model()
+    pipe_file, listed = memory.pipe_file, memory.ls
+    async with fr.Session(graph, checkpoints=fr.Checkpoints("memory://goes")) as session:
+        await session.run(step)
+        monkeypatch.setattr(memory, "pipe_file", write_and_be_gone)
+        assert await session.save() == 1
+        assert "after step 1 was saved: the checkpoints in memory://goes cannot be listed: " in caplog.text
+        monkeypatch.setattr(memory, "ls", listed)
+    assert [n for _, n in fr.Checkpoints("memory://goes").saves()] == [1]
+
+
 def test_without_fsspec_a_url_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(fr.GraphError, match=r"s3://bucket/a is no folder .*pip install 'flowrt\[remote\]'"):
@@ -182,6 +205,20 @@ def test_the_newest_stay_and_one_for_every_so_many_hours() -> None:
     assert [n for n, _ in superfluous(made, 1, 1.5)] == [2, 3, 5, 6, 8, 9]
     assert superfluous(made, 10, 1) == superfluous({}, 1, 1) == []
     assert superfluous(made, 1, 0) == []
+
+
+def test_a_clock_that_is_set_back_has_hours_counted_from_there() -> None:
+    hours = [0, 1, 2, 9000, 3, 3.5, 4, 5, 4.9, 6, 7]  # a year ahead for one save, and once back by minutes
+    made = {(number, number): hour * HOUR for number, hour in enumerate(hours)}
+    assert [hours[n] for n, _ in superfluous(made, 1, 2)] == [1, 3.5, 4, 6]
+    stay = [save for save in made if save not in superfluous(made, 1, 2)]
+    assert superfluous({save: made[save] for save in stay}, 1, 2) == []
+
+
+def test_what_cannot_be_dated_now_is_not_removed_for_that() -> None:
+    made = {(1, 1): 0.0, (2, 2): HOUR, (3, 3): None, (4, 4): 2 * HOUR, (5, 5): 3 * HOUR}
+    assert superfluous(made, 1, 2) == [(2, 2)]
+    assert superfluous(made, 1, None) == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
 async def test_hours_are_counted_by_the_manifests_also_of_sessions_before(
