@@ -457,5 +457,5 @@ def test_branches_of_which_one_answers_slices_are_told_apart() -> None:
     with fr.Graph():
         table = fr.Variable(np.ones((4, 2), np.float32))
         (slope,) = fr.gradients(fr.sum(fr.square(table[[0, 2]])), [table])
-        with pytest.raises(fr.SpecError, match="answers {values: tensor, indices: tensor} and false_fn tensor"):
+        with pytest.raises(fr.SpecError, match=r"answers \{values: tensor, indices: tensor\} and false_fn tensor"):
             fr.cond(fr.placeholder("bool", ()), lambda: slope, lambda: fr.zeros((4, 2)))
