@@ -397,7 +397,7 @@ class Coordination:
         if self._end is not None or (stuck := self._value.stuck()) is None:
             return
         if stuck.cause is not Cause.EXHAUSTED or self._counted >= self.version:
-            self.end(*_why(stuck))
+            self.end(*_why(stuck, self._role.replicas))
 
     def _applied(self, server: int, version: int, now: float, square: float) -> None:
         made = self._steady.publish(server, version, now, square)
@@ -451,13 +451,13 @@ class Coordination:
             self._finish()
 
 
-def _why(stuck: Stuck) -> tuple[str, str]:
+def _why(stuck: Stuck, nodes: Sequence[str]) -> tuple[str, str]:
     """Why a run ends that is stuck; nothing where its batches have come to their end."""
     match stuck.cause:
         case Cause.EXHAUSTED:
             return "", ""
         case Cause.LOST:
-            return NodeLost.__name__, str(stuck)
+            return NodeLost.__name__, stuck.told(nodes)
         case Cause.REFUSED:
-            text = f"{stuck}; lower the learning rate, or clip the gradients by optim.clip_by_global_norm"
+            text = f"{stuck.told(nodes)}; lower the learning rate, or clip the gradients by optim.clip_by_global_norm"
             return FlowrtError.__name__, text

@@ -5,6 +5,7 @@ Values alone: the coordinator makes them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from flowrt.base.valueclass import valueclass
@@ -77,6 +78,12 @@ class Stuck:
         if hopeful >= self.needed:
             return Cause.REFUSED
         return Cause.EXHAUSTED if hopeful + len(self.exhausted) >= self.needed else Cause.LOST
+
+    def told(self, nodes: Sequence[str]) -> str:
+        """Why, with the ``nodes`` of the replicas that are missing."""
+        missing = sorted({*self.lost, *self.refused, *self.exhausted})
+        named = ", ".join(f"replica {replica} is {nodes[replica]}" for replica in missing if nodes[replica])
+        return f"{self}; {named}" if named else str(self)
 
     def __str__(self) -> str:
         spent = f", out of batches {list(self.exhausted)}" if self.exhausted else ""

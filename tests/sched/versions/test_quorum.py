@@ -526,6 +526,10 @@ def test_a_version_that_can_never_close_says_why_and_may_be_abandoned() -> None:
     assert str(stuck) == (
         "version 0 needs 3 updates, only 1 can come: replicas lost [2], updates not finite [1], left [0]"
     )
+    nodes = [f"/job:worker/task:{task}" for task in range(3)]
+    assert stuck.told(nodes) == f"{stuck}; replica 1 is {nodes[1]}, replica 2 is {nodes[2]}"
+    assert stuck.told(["", nodes[1], ""]) == f"{stuck}; replica 1 is {nodes[1]}", "one has no node yet"
+    assert stuck.told([""] * 3) == str(stuck)
     given_up = coordinator.abandon(9.0)
     assert given_up.stuck() is None
     assert given_up.decided(0) == ()
