@@ -52,6 +52,8 @@ TYPED = {
         "CrossEntropyLoss": "softmax_cross_entropy",
         "Linear": "matmul",
         "relu6": "fr.clip(x, 0, 6)",
+        "ConvTranspose2d": "fr.gradients(fr.nn.conv2d(images, filters, strides), images, x)[0]",
+        "Upsample": "fr.take(x, np.arange(n * size) // n, axis)",
         "cast": "fr.astype",
         "softmaxx": "did you mean fr.nn.softmax",
     },
