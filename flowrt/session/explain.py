@@ -7,25 +7,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.base.device import is_apart
 from flowrt.base.errors import GraphError
+from flowrt.base.plan import Plan, PlanFeed
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.ops.fused import parts_of
 from flowrt.sched.footprint import Footprint, HeldTensor, predict_peak, survey
 from flowrt.sched.host.memory import amount
 from flowrt.sched.host.segments import LARGE
+from flowrt.sched.loops.nesting import whole
 from flowrt.sched.loops.scalar_loops import why_launches
 from flowrt.sched.loops.structured import LOOP, STRUCTURED
 from flowrt.sched.tape.recording import record
 from flowrt.sched.units import BRING, Action, breaks_tape, find_units
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import Plan, PlanNode
+    from flowrt.base.plan import PlanNode
     from flowrt.base.spec import Spec
     from flowrt.passes import Compiled
     from flowrt.sched.regions.recorded import Recording
@@ -252,9 +255,21 @@ def _loops(plan: Plan, feeds: Sequence[Spec]) -> Iterator[str]:
         if not all(spec.known for spec in inputs):
             yield f"{node.where()}: it depends on the shapes fed"
             continue
-        reason = why_launches(inputs, node.attrs)
-        how = "one kernel" if reason is None else f"several launches an iteration, as it has {reason}"
-        yield f"{node.where()}: {how}"
+        yield f"{node.where()}: {_pace(node, inputs)}"
+
+
+def _pace(node: PlanNode, inputs: Sequence[Spec]) -> str:
+    """What computes an iteration of a loop on such inputs."""
+    reason = why_launches(inputs, node.attrs)
+    if reason is None:
+        return "one kernel"
+    feeds = tuple([PlanFeed(f"input {place}", spec) for place, spec in enumerate(inputs)])
+    alone = Plan("", (replace(node, inputs=tuple(range(len(inputs))), control=()),), feeds)
+    try:
+        record(alone, whole(alone, node.device), inputs)
+    except GraphError as error:
+        return f"one operation after another, as sizes change with values: {error}"
+    return f"several launches an iteration, as it has {reason}"
 
 
 def _tape(plan: Plan, region: Region, feeds: Sequence[Spec]) -> TapeReport:

@@ -63,3 +63,20 @@ async def test_explain_says_which_loops_are_one_kernel_and_what_keeps_others_fro
     assert "loop 'while_loop' (" in told[0]
     for text, part in zip(told, ("one kernel", "1000 entries", "costly", "has cumsum", "depends on the"), strict=True):
         assert part in next(line for line in text.splitlines() if line.startswith("  loop"))
+
+
+async def test_explain_says_which_loops_run_op_by_op_as_their_slices_change_with_values() -> None:
+    def rows_of(seen: Any) -> Any:
+        def more(t: Any, rows: Any) -> Any:
+            return t + 1, rows + fr.mean(seen(t, rows), axis=0)
+
+        return fr.while_loop(lambda t, _: t < 5, more, (fr.constant(1), fr.ones((8, 100))))[1]
+
+    with fr.Graph() as graph:
+        sliced = rows_of(lambda t, rows: rows[:t])
+        masked = rows_of(lambda t, rows: fr.where(fr.arange(8)[:, None] < t, rows, 0.0))
+    async with fr.Session(graph) as session:
+        told = [str(await session.explain(rows)) for rows in (sliced, masked)]
+    assert "one operation after another, as sizes change with values: " in told[0]
+    assert "slice" in told[0].partition("change with values: ")[2].splitlines()[0]
+    assert "several launches an iteration" in told[1]
