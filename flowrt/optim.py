@@ -324,6 +324,8 @@ class RMSProp(Optimizer):
     """Gradients over the root of their mean square: s = decay * s + (1 - decay) * g²; p -= v, where
     v = momentum * v + lr * g / (sqrt(s) + epsilon).
 
+    Of an `IndexedSlices` only the rows that occur are moved and their slots decay; ``fr.identity(gradient)`` moves all.
+
     Tieleman and Hinton, "Lecture 6.5, RMSProp", Neural Networks for Machine Learning, 2012.
     """
 
@@ -354,6 +356,9 @@ class RMSProp(Optimizer):
 class Adam(Optimizer):
     """Adaptive moments: m = beta1 * m + (1 - beta1) * g; s = beta2 * s + (1 - beta2) * g²; at the t-th step
     p -= lr * (m / (1 - beta1^t)) / (sqrt(s / (1 - beta2^t)) + epsilon).
+
+    Of an `IndexedSlices` only the rows that occur are moved and their moments decay, as in PyTorch's SparseAdam;
+    ``fr.identity(gradient)`` moves all.
 
     Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
     """
