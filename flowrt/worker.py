@@ -85,8 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings, imports, lines))
     except FlowrtError as error:
-        stream = sys.stdout if given.die_with_parent else sys.stderr
-        print(f"flowrt worker: {error}" if lines is None else lines.say(str(error), level="error"), file=stream)
+        text = f"flowrt worker: {error}" if lines is None else lines.say(str(error), level="error")
+        try:
+            print(text, file=sys.stdout if given.die_with_parent else sys.stderr, flush=True)
+        except BrokenPipeError:  # the parent died meanwhile
+            print(text, file=sys.stderr)
         return 3 if isinstance(error, NoPlace) else 2
     except Exception:
         _log.exception("the node failed")

@@ -102,6 +102,24 @@ async def test_the_exit_code_says_why_a_node_does_not_start(
         assert (process.returncode, says in err.decode()) == (code, True), err
 
 
+def test_a_node_that_cannot_start_says_why_in_one_line_also_where_its_parent_is_gone(environ: dict[str, str]) -> None:
+    gone, out = os.pipe()
+    os.close(gone)
+    done = subprocess.run(
+        [sys.executable, "-m", "flowrt.worker", "--die-with-parent", "--job=ps", "--task=0", "--bind=127.0.0.1:0"],
+        stdin=subprocess.PIPE,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        env=environ | {"FLOWRT_TOKEN_FILE": "/none"},
+        text=True,
+        timeout=60,
+    )
+    os.close(out)
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("flowrt worker: cannot read the token file /none: ")
+    assert done.returncode == 2
+
+
 async def test_a_node_says_by_http_whether_it_can_be_used_and_logs_objects(environ: dict[str, str]) -> None:
     given = "--job=ps", "--task=0", "--bind=127.0.0.1:0", "--health=0", "--log-format=json", "--log-level=info"
     async with node(environ, *given) as process:
