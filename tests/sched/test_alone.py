@@ -58,6 +58,17 @@ def test_a_plan_that_exchanges_nothing_is_closed() -> None:
     assert (found.given, found.wanted) == ((0,), (1,))
 
 
+def test_a_plan_that_receives_or_sends_is_not_closed_and_may_have_all_there_is_fetched() -> None:
+    received = PlanNode("recv", "recv", (), (FEW,), {"edge": 0, "peer": ONE}, ())
+    found = alone(Plan(PS, (received, add("sum", 0, 1)), (PlanFeed("x", FEW),), (0, 2)))
+    assert found is not None
+    assert not found.is_closed
+    assert found.wanted == (0, 2)
+    found = alone(Plan(PS, (add("sum", 0, 0), _send(1, 0, ONE)), (PlanFeed("x", FEW),), ()))
+    assert found is not None
+    assert not found.is_closed
+
+
 def test_what_is_received_as_a_sign_only_is_waited_for_too() -> None:
     w = Writer(PS)
     w.recv(0, ONE, FEW)

@@ -67,6 +67,7 @@ TESTS = {
     "sched/host/rendezvous": ("test_rendezvous",),
     "sched/host/queues": ("test_queues",),
     "sched/host/credit": ("test_credit",),
+    "sched/alone": ("test_alone",),
     "sched/ahead": ("test_making_ahead", "test_credit"),
     "sched/demand": ("test_demand", "test_credit"),
     "sched/replica/local": ("test_local_rounds",),
