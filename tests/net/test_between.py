@@ -261,7 +261,7 @@ async def test_a_kernel_that_fails_ends_its_step_alone() -> None:
         index = a.recv(0, CLIENT, INDEX)
         a.send(a.node("add", index, index, out=INDEX), 1, WORKER)
         table = b.node("constant", out=SMALL, value=np.array([5.0, 6.0, 7.0]))
-        b.send(b.node("take", table, b.recv(1, PS, INDEX), out=SCALAR, axis=0), 2, CLIENT)
+        b.send(b.node("take", table, b.recv(1, PS, INDEX), out=SCALAR, axis=0, absent=False), 2, CLIENT)
         step = await made.master.register({PS: a.plan(), WORKER: b.plan()}, [[(0, PS)]], [(2, WORKER)])
 
         async def run(index: int) -> Any:

@@ -104,7 +104,7 @@ def test_one_that_is_only_read_or_whose_rows_are_moved_may_not() -> None:
     make = PlanMaker()
     x, ids = make.feed("float32", (2, 8)), make.feed("int64", (2,))
     added = make.node("add", make.read("read", (2, 8)), x)
-    groups = make.node("group_rows", ids, make.constant(np.int64(2)), size=4)
+    groups = make.node("group_rows", ids, make.constant(np.int64(2)), size=4, absent=False)
     where: Mapping[str, Any] = {"resource": "rows", "container": "", "dtype": "float32", "shape": (4, 8)}
     make.node("add_rows", x, groups, make.constant(np.ones(8)), **where)
     tape = tape_of(make.plan(added), array(2, 8), np.array([1, 3]))
