@@ -381,6 +381,8 @@ def checked(value: Any, spec: Spec, where: str) -> Array:
 
     Raises `ResourceError` where there was no memory for it.
     """
+    if type(value) is np.ndarray and value.dtype is spec.dtype and value.shape == spec.dims:
+        return value  # as nearly always
     if isinstance(value, NoRoom):
         raise value.error(where)
     if not isinstance(value, np.ndarray) or not spec.accepts(value.dtype, value.shape):

@@ -116,9 +116,15 @@ class ClusterRunner:
         wanted = [True]
         await self._compiler.run(warm, plans, lambda: bool(wanted), stop=wanted.clear)
 
-    async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
-        if registered not in self._fresh:
-            return await self._master.run(registered, feeds, number=number, seed=seed)
+    def run(
+        self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int
+    ) -> Coroutine[Any, Any, list[Array]]:
+        running = self._run_fresh if registered in self._fresh else self._master.run
+        return running(registered, feeds, number=number, seed=seed)
+
+    async def _run_fresh(
+        self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int
+    ) -> list[Array]:
         self._fresh.discard(registered)
         with Activity(
             f"waiting for a step's first run, for which nodes may have to compile: {', '.join(registered.tasks)}"

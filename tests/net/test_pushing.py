@@ -49,7 +49,7 @@ def counted() -> Iterator[Counter[str]]:
         return asyncio.Task(work, loop=loop, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        for way in ("send_frame", "post_frame"):
+        for way in ("send_at_once", "send_frame", "post_frame"):
             patch.setattr(Connection, way, noting(getattr(Connection, way)))
         loop.set_task_factory(note_task)
         try:
@@ -181,11 +181,16 @@ def gather(sender: str, receiver: str, count: int) -> dict[str, Any]:
     }
 
 
+def but_starts(at_once: Callable[[list[Any]], bool]) -> Callable[[list[Any]], bool]:
+    """Sends at once what is no start of a step."""
+    return lambda framed: not isinstance(read(framed)[0], Start) and at_once(framed)
+
+
 async def test_values_may_come_before_their_step_has_begun() -> None:
     async with world() as made:
         step = await made.master.register(**gather(PS, WORKER, 40))
         peer = made.master._peers[WORKER]
-        told, send = asyncio.Event(), peer.control.send_frame
+        told, send, at_once = asyncio.Event(), peer.control.send_frame, peer.control.send_at_once
 
         async def send_later(framed: list[Any], begun: Callable[[], None] | None = None) -> None:
             if isinstance(read(framed)[0], Start):
@@ -193,6 +198,7 @@ async def test_values_may_come_before_their_step_has_begun() -> None:
             await send(framed, begun)
 
         peer.control.send_frame = send_later  # type: ignore[method-assign]
+        peer.control.send_at_once = but_starts(at_once)  # type: ignore[method-assign]
         run = asyncio.ensure_future(made.run(step, *range(40)))
         meet = made.hosts[WORKER].rendezvous
         await until(lambda: meet._early_values == 40)
@@ -206,12 +212,13 @@ async def test_a_step_that_is_cancelled_before_all_are_told_of_it_leaves_nothing
     async with world() as made:
         step = await made.master.register(**gather(PS, WORKER, 40))
         peer = made.master._peers[WORKER]
-        send = peer.control.send_frame
+        send, at_once = peer.control.send_frame, peer.control.send_at_once
 
         async def never(framed: list[Any], begun: Callable[[], None] | None = None) -> None:
             await (asyncio.Event().wait() if isinstance(read(framed)[0], Start) else send(framed, begun))
 
         peer.control.send_frame = never  # type: ignore[method-assign]
+        peer.control.send_at_once = but_starts(at_once)  # type: ignore[method-assign]
         run = asyncio.ensure_future(made.run(step, *range(40)))
         meet = made.hosts[WORKER].rendezvous
         await until(lambda: meet._early_values == 40)

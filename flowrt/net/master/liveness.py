@@ -55,8 +55,10 @@ class _Seen:
     standing: Belief = Belief.ALIVE
 
     def hear(self, now: float) -> None:
-        self.longest = max(self.longest, now - self.heard)
-        self.heard = max(now, self.heard)
+        if now > self.heard:
+            if now - self.heard > self.longest:
+                self.longest = now - self.heard
+            self.heard = now
 
     def learn(self, silent: float) -> None:
         """Count a silence among the usual ones."""
@@ -126,7 +128,8 @@ class Liveness:
     def _wake(self, now: float) -> None:
         """What this side slept is nobody's silence."""
         overslept = now - self._awake - self.beat
-        self._awake = max(now, self._awake)
+        if now > self._awake:
+            self._awake = now
         if overslept > 0:
             for seen in self._seen.values():
                 seen.heard += overslept

@@ -51,6 +51,7 @@ from flowrt.net.wire.messages import (
     Unregister,
     root_error,
     to_data,
+    to_frame,
 )
 from flowrt.net.wire.steps import Done, Start, make_start
 from flowrt.sched.host.memory import Memory
@@ -382,9 +383,8 @@ class Master:
         return registered
 
     def _shipment(self, number: int, plan: Plan) -> Register:
-        return Register(
-            next(self._numbers), number, np.frombuffer(codec.pack_parts(plan_to_parts(plan), where=too_large), np.uint8)
-        )
+        data = np.frombuffer(codec.pack_parts(plan_to_parts(plan), where=too_large), np.uint8)
+        return Register(next(self._numbers), number, data)
 
     async def _ship_all(self, peer: Peer) -> None:
         """Give a task that was lost the plans that it is to have."""
@@ -407,14 +407,16 @@ class Master:
         """
         self._check_open()
         for task in registered.tasks:
-            await self._peers.reach(task)
+            if (peer := self._peers[task]).severed or peer.error is not None:
+                await self._peers.reach(task)
         if number in self._steps:
             raise InternalError(f"step {number} is in progress")
         step = self._steps[number] = OpenStep(number, registered)
         key = (self.epoch, number)
         try:
             await self._carry_out(step, key, feeds, seed)
-            await self._end(step)
+            if step.waiting:
+                await self._end(step)
         except asyncio.CancelledError:
             await self._end(step)
             with suppress(DeadTensorError):
@@ -434,15 +436,14 @@ class Master:
 
     async def _carry_out(self, step: OpenStep, key: StepKey, feeds: Sequence[Array], seed: int) -> None:
         """Start the step everywhere and receive what comes, until it has failed or is over."""
-        starts = self._starts(step, key, feeds, seed)
         if not step.registered.pulled:
-            await self._start(step, starts)
-            await step.news.wait()
+            await self._start(step, self._starts(step, key, feeds, seed))
+            await step.news
             return
         async with asyncio.TaskGroup() as group:
             pulls = [group.create_task(self._fetch(step, key, *edge)) for edge in step.registered.pulled]
-            await self._start(step, starts)
-            await step.news.wait()
+            await self._start(step, self._starts(step, key, feeds, seed))
+            await step.news
             if step.errors:
                 for pull in pulls:
                     pull.cancel()
@@ -466,8 +467,9 @@ class Master:
 
     async def _start(self, step: OpenStep, starts: Mapping[str, Start]) -> None:
         for task, start in starts.items():
-            if not await self._peers.say(self._peers[task], start, partial(step.told.add, task)):
-                step.told.add(task)  # not by us: what became of the connection will end the step there
+            peer, told = self._peers[task], partial(step.told.add, task)
+            if peer.control.send_at_once(to_frame(start)) or not await self._peers.say(peer, start, told):
+                told()  # if not by us, what became of the connection will end the step there
 
     async def _fetch(self, step: OpenStep, key: StepKey, edge: int, task: str) -> None:
         spec, link, announced, expected = step.registered.specs[edge], self._peers[task].link, None, 0

@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.device import Device
@@ -369,17 +370,17 @@ class Peers:
 
     async def _listen(self, peer: Peer) -> None:
         cause = "it closed the connection"
-        loop = asyncio.get_running_loop()
         try:
-            await peer.control.listen(lambda data: self._take_in(peer, from_data(data), loop.time()))
+            await peer.control.listen(partial(self._take_in, peer, asyncio.get_running_loop().time))
         except (RemoteError, ClosedError, MemoryError) as error:
             if peer.control.failure is not None or not peer.control.closed:
                 cause = str(error)
         self._broke(peer, cause)
 
-    def _take_in(self, peer: Peer, message: Any, now: float) -> None:
-        self._take(peer, message)
-        self._apply(self._liveness.heard(peer.task, now))
+    def _take_in(self, peer: Peer, clock: Callable[[], float], data: Any) -> None:
+        self._take(peer, from_data(data))
+        if changes := self._liveness.heard(peer.task, clock()):
+            self._apply(changes)
 
     def _take(self, peer: Peer, message: Any) -> None:
         match message:

@@ -1,6 +1,6 @@
 """A registered step, and a step in progress, as their master keeps them.
 
-Pure but for the event that wakes who waits; talking to the tasks is `master`'s.
+Pure but for the future that wakes who waits; talking to the tasks is `master`'s.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class OpenStep:
         self.values: dict[int, Array | Dead] = {}
         self.errors: list[tuple[int, FlowrtError]] = []
         self.aborted = self.excused = False  # the latter: of a task it is not known whether it has ended the step
-        self.news = asyncio.Event()  # it has failed, or every task has ended it
+        self.news: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # it failed, or all have ended it
         if not self.waiting:  # nothing but feeds is fetched, or nothing
-            self.news.set()
+            self._tell()
 
     def settle(self, task: str, error: FlowrtError | None = None, *, remote: bool = False) -> None:
         """``task`` has ended the step, or never will. What a task says of others counts less than what we see."""
@@ -70,7 +70,7 @@ class OpenStep:
         if error is not None:
             self.errors.append((2 * consequence(error) + remote, error))
         if error is not None or not self.waiting:
-            self.news.set()
+            self._tell()
 
     def excuse(self, task: str) -> None:
         """Wait for ``task`` no more, which has not said how it ended the step."""
@@ -86,12 +86,16 @@ class OpenStep:
     def fail(self, error: FlowrtError) -> None:
         """End the step because of ``error``."""
         self.errors.append((2 * consequence(error) + 1, error))
-        self.news.set()
+        self._tell()
 
-    async def next_news(self) -> None:
-        """Wait until there are news again."""
-        self.news.clear()
-        await self.news.wait()
+    def next_news(self) -> asyncio.Future[None]:
+        """What is done once there are news again."""
+        self.news = self.news.get_loop().create_future()
+        return self.news
+
+    def _tell(self) -> None:
+        if not self.news.done():
+            self.news.set_result(None)
 
     def fetches(self, feeds: Sequence[Array]) -> list[Array]:
         """What the step was run for; raises `DeadTensorError` where that is dead."""

@@ -153,8 +153,8 @@ class NetworkNode:
     def push(self, peer: str, key: StepKey, edge: int, value: Array | Dead | None) -> Pushed:
         """Send a small value, or announce one that is large or not made yet, where there is a way to ``peer``."""
         reign = self._reign_of(key)
-        link = reign.link if peer == CLIENT else self._links.standing(address_of(peer, reign))
-        if link is None or link.closed:
+        link = reign.standing if peer == CLIENT else self._links.standing(address_of(peer, reign))
+        if link is None:
             return Pushed.NO_WAY
         return Pushed.SENT if link.push(key, edge, value) else Pushed.ANNOUNCED
 

@@ -41,6 +41,12 @@ class Reign:
         """The client's, if there is one."""
         return self.client.result() if self.client.done() and not self.client.cancelled() else None
 
+    @property
+    def standing(self) -> TensorLink | None:
+        """The client's, if there is one, and it is not closed."""
+        link = self.link
+        return None if link is None or link.closed else link
+
     def tell(self, message: Any) -> None:
         """Tell the master, if it is there."""
         say(self.connection, message)

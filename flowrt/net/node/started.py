@@ -86,7 +86,6 @@ class Started:
         came = meet.here(step.key, ready.comes) if ready.comes else ()
         if came is None:
             step.coming = Waiter(partial(self._go_on, step))
-            meet.open(step.key)
             meet.gather(step.key, ready.comes, step.coming)
             return
         made = ready.run_now((*start.feeds, *came), start.number, start.seed)

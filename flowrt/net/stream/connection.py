@@ -387,6 +387,10 @@ class Connection:
         if stream.gone:
             raise stream.ending()
 
+    def send_at_once(self, framed: list[Piece]) -> bool:
+        """Send a small message, if none waits before it and the stream stands; False: nothing was done."""
+        return len(framed) == 1 and self._stream.outbox.idle and not self._stream.over and self._write(framed) is None
+
     def post_frame(self, framed: list[Piece]) -> None:
         """Send a message without waiting, behind all that was sent before; its arrays stay as they are until then.
 

@@ -296,9 +296,11 @@ class Rendezvous:
         return found if len(found) == len(edges) else None
 
     def gather(self, key: StepKey, edges: Sequence[int], whole: Waiter) -> None:
-        """Have ``whole`` told once something waits here by all of these edges, of which one lacks."""
+        """Begin a step, and have ``whole`` told once something waits here by all of these edges, of which one lacks."""
         step = self._step(key)
-        step.lacking, step.whole = {edge for edge in edges if edge not in step.values}, whole
+        step.begun = True
+        self._forget_early(key)
+        step.lacking, step.whole = set(edges).difference(step.values), whole
 
     def awaited(self, key: StepKey, edge: int) -> bool:
         """Whether somebody waits for the value of an edge."""
@@ -323,11 +325,11 @@ class Rendezvous:
             self._closed.popitem(last=False)
         if step is None:
             return
-        ended = why or StepCancelled(f"step {key[1]} has ended")
-        for _, taken in step.values.values():
-            _fail(taken, ended)
-        for taker in (*step.takers.values(), step.whole):
-            _fail(taker, ended)
+        waiting = [taken for _, taken in step.values.values() if taken is not None]
+        if waiting or step.takers or step.whole is not None:
+            ended = why or StepCancelled(f"step {key[1]} has ended")
+            for taker in (*waiting, *step.takers.values(), step.whole):
+                _fail(taker, ended)
 
     def close_epoch(self, epoch: str) -> None:
         """End every step of a master that is gone."""
@@ -361,7 +363,8 @@ class Rendezvous:
         return False
 
     def _forget_early(self, key: StepKey) -> None:
-        self._early_values -= self._early.pop(key, 0)
+        if self._early:
+            self._early_values -= self._early.pop(key, 0)
 
 
 def _tell(taker: Taker, value: Arrival) -> None:
