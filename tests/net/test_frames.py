@@ -17,7 +17,21 @@ from flowrt.base import codec
 from flowrt.base.codec import FRAME, Array, Limits
 from flowrt.base.errors import BrokenStream, InternalError, ResourceError, SpecError
 from flowrt.net.wire import frames
-from flowrt.net.wire.frames import GOODBYE, WINDOW, WORK, Allocate, FrameReader, NoRoom, allocate_array, frame, writes
+from flowrt.net.wire.frames import (
+    GOODBYE,
+    WINDOW,
+    WORK,
+    Allocate,
+    Borrow,
+    FrameReader,
+    LentPlace,
+    NoRoom,
+    allocate_array,
+    frame,
+    joined,
+    placed,
+    writes,
+)
 
 
 def wire(*sent: Any) -> bytes:
@@ -33,10 +47,11 @@ class Received:
         allocate: Allocate = allocate_array,
         window: int = WINDOW,
         work: int | None = None,
+        borrow: Borrow | None = None,
     ) -> None:
         self.messages: list[Any] = []
         self.sizes: list[int] = []
-        self.reader = FrameReader(self.deliver, limits, allocate, window, work)
+        self.reader = FrameReader(self.deliver, limits, allocate, window, work, borrow)
 
     def deliver(self, message: Any, size: int) -> None:
         self.messages.append(message)
@@ -244,9 +259,63 @@ def test_a_small_message_is_one_write_and_a_large_one_is_not_copied() -> None:
     assert all(np.shares_memory(np.frombuffer(piece, np.uint8), array) for piece in written[1:])
 
 
-def test_few_bytes_are_one_write_and_none_is_lost() -> None:
-    small, much = bytes(frames._ONE_WRITE), bytes(frames._ONE_WRITE + 1)
-    assert frames.joined([small]) == small
-    assert frames.joined([b"a", b"bc"]) == b"abc"
-    assert frames.joined([much]) is None
-    assert frames.joined([b"a", small]) is None
+# ── arrays that lie in memory of the sender ──────────────────────────────────────────────────────────────────────────
+
+THREE = (np.arange(5.0), np.arange(12, dtype=np.int32).reshape(3, 4), np.full(7, True))
+PLACE = [LentPlace(3, 4096, 7), LentPlace(1, 1 << 40, 1 << 50), LentPlace(1 << 20, 0, 1)]
+
+
+def lent(which: int) -> list[Any]:
+    """A frame of `THREE` without those among them which are lent, by bits."""
+    lending = iter([place if which >> at & 1 else None for at, place in enumerate(PLACE)])
+    return list(placed(frame(THREE), lambda _: next(lending)))
+
+
+def borrowed(place: LentPlace, layout: codec.Layout, allocate: Allocate) -> Array:
+    array = allocate(*layout)
+    array[...] = THREE[PLACE.index(place)]
+    return array
+
+
+@pytest.mark.parametrize("which", range(1, 8))
+@pytest.mark.parametrize("window", [16, WINDOW])
+def test_of_arrays_that_are_lent_the_place_is_told_and_the_others_come_as_bytes(which: int, window: int) -> None:
+    pieces = lent(which)
+    assert [bytes(piece) for piece in pieces[1:]] == [a.tobytes() for at, a in enumerate(THREE) if not which >> at & 1]
+    data = b"".join(map(bytes, [*pieces, *frame("next")]))
+    for step in (1, 7, len(data)):
+        received = Received(window=window, borrow=borrowed)
+        got, after = received.feed(data, list(range(0, len(data), step)))
+        assert after == "next"
+        assert same(got, THREE)
+        assert received.sizes[0] == sum(map(len, pieces))
+        assert received.reader.idle
+
+
+def test_a_frame_of_which_nothing_is_lent_stays_as_it_is() -> None:
+    whole = frame(THREE)
+    assert placed(whole, lambda _: None) is whole
+
+
+def test_places_are_no_frame_for_who_shares_no_memory() -> None:
+    pieces = lent(2)
+    with pytest.raises(BrokenStream):
+        Received().feed(b"".join(map(bytes, pieces)))
+
+
+# ── how a frame is written ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("sizes", [[frames._ONE_WRITE], [1, frames._ONE_WRITE - 1]])
+def test_as_many_bytes_as_are_cheap_to_copy_are_one_write_and_one_more_is_not(sizes: list[int]) -> None:
+    pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
+    assert joined(pieces) == b"".join(pieces)
+    assert joined([*pieces[:-1], pieces[-1] + b"x"]) is None
+
+
+def test_a_piece_is_copied_to_join_its_neighbours_up_to_a_size() -> None:
+    small, large = b"s" * frames._SMALL, b"l" * (frames._SMALL + 1)
+    assert list(writes([b"head", small, b"tail"], WINDOW)) == [b"head" + small + b"tail"]
+    head, alone, tail = writes([b"head", large, b"tail"], WINDOW)
+    assert (head, tail) == (b"head", b"tail")
+    assert alone == large
