@@ -46,15 +46,3 @@ def _on_device(value: Any) -> Any:
 def _helper(function: Callable[..., Any]) -> Any:
     return cuda.jit(device=True)(bound(function))
 
-
-@cuda.jit(device=True)
-def place_of(block: Any, index: Any, operand: Any, operands: Any, size: Any) -> Any:
-    """Where the ``index``-th element of a step lies in an operand whose entries have ``size`` bytes."""
-    head = 2 * operands
-    inner = block[head]
-    at = block[2 * operand + 1] // size + (index % inner) * block[head + 3 + operand]
-    left, entry = index // inner, head + 3 + operands
-    for _ in range(block[head + 1]):
-        at += (left % block[entry]) * block[entry + 1 + operand]
-        left, entry = left // block[entry], entry + operands + 1
-    return at

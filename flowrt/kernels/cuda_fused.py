@@ -1,126 +1,128 @@
-"""Expressions of several ops as one CUDA kernel: every thread computes all of them of an entry, in registers.
+"""Expressions, of one op or of several, as one CUDA kernel each: a thread computes all of it, in registers.
 
-The same `Expression` is a loop of LLVM's on CPUs. Here it is a chain of device functions, each of which adds a value to
-a tuple of those before it: Numba makes one function of all, in which no tuple is left. What the members compute are the
-very functions that they are registered with.
+The same `Expression` is a loop of LLVM's on CUDA's host. Here it is one flat function, whose text is written for the
+members and for how the operands lie, as Numba compiles a function in as long as it is deep. What the members compute
+are the very functions that they are registered with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import cuda
 
-from flowrt.base.errors import GraphError
-from flowrt.kernels.cuda_functions import bound, place_of
+from flowrt.kernels.cuda_functions import bound
+from flowrt.kernels.language.expression import Expression, Member
 
 if TYPE_CHECKING:
-    from flowrt.kernels.language.expression import Expression, Member
+    from flowrt.kernels.cuda_walk import Ways
+    from flowrt.kernels.launch import LaunchStep
 
-Device = Callable[..., Any]
+LOADS = 4  # that a thread has under way at once, so that a GPU's memory is busy
+LONG = 12  # members, from which a thread computes one entry at a time: there are only so many registers
+
+
+def expression_of(step: LaunchStep) -> Expression:
+    """What a step computes entry by entry."""
+    kernel, reads = step.kernel, step.reads
+    if kernel.expression is not None:
+        return kernel.expression
+    member = Member(kernel.function, tuple(range(reads)), step.dtypes[-1], kernel.op, kernel.cost)
+    return Expression(step.dtypes[:reads], (member,), (reads,))
+
+
+def entries_together(expression: Expression, ways: Ways) -> int:
+    """How many entries a thread computes at a time: what is read of all of them is asked for before it is waited for."""
+    read = sum(not ways.is_single(n) for n in range(len(expression.inputs)))
+    long = expression.costly or len(expression.members) >= LONG
+    return 1 if long else max(LOADS // max(read, 1), 1)
 
 
 @cache
-def fused_entry(expression: Expression) -> Any:
-    """A launcher of an expression that reduces nothing, along any strides.
-
-    It is given a step's block, how many entries there are, and two tuples: of inputs, and of results.
-    """
-    operands = len(expression.inputs) + len(expression.results)
-    read = _read(len(expression.inputs), operands)
-    for member in expression.members:
-        read = _then(read, member)
-    write = _write(expression.results, len(expression.inputs), operands)
-
-    def fused(block: Any, count: int, inputs: Any, results: Any) -> None:
-        for i in range(cuda.grid(1), count, cuda.gridsize(1)):
-            write(block, i, read(block, i, inputs), results)
-
-    return cuda.jit(fused)
-
-
-def _read(inputs: int, operands: int) -> Device:
-    """What answers the entries of all inputs."""
-
-    def nothing(block: Any, i: int, arrays: Any) -> Any:
-        return ()
-
-    found: Device = cuda.jit(device=True)(nothing)
-    for number in range(inputs):
-        found = _and_entry(found, number, operands)
-    return found
-
-
-def _and_entry(before: Device, number: int, operands: int) -> Device:
-    def entries(block: Any, i: int, arrays: Any) -> Any:
-        x = arrays[number]
-        return (*before(block, i, arrays), x[place_of(block, i, number, operands, x.itemsize)])
-
-    made: Device = cuda.jit(device=True)(entries)
-    return made
-
-
-def _then(before: Device, member: Member) -> Device:
-    """What answers the values before, and the member's."""
-    apply, cast = _member(member), np.dtype(member.dtype).type
-
-    def values(block: Any, i: int, arrays: Any) -> Any:
-        known = before(block, i, arrays)
-        return (*known, cast(apply(known)))
-
-    made: Device = cuda.jit(device=True)(values)
-    return made
-
-
-def _member(member: Member) -> Device:
-    """A member's function of the tuple of values."""
-    function, operands = _scalar(member.function), member.operands
-    a, b, c, d = (*operands, *[0] * (4 - len(operands)))
-
-    def of_one(known: Any) -> Any:
-        return function(known[a])
-
-    def of_two(known: Any) -> Any:
-        return function(known[a], known[b])
-
-    def of_three(known: Any) -> Any:
-        return function(known[a], known[b], known[c])
-
-    def of_four(known: Any) -> Any:
-        return function(known[a], known[b], known[c], known[d])
-
-    entries = {1: of_one, 2: of_two, 3: of_three, 4: of_four}
-    if len(operands) not in entries:
-        raise GraphError(f"{member.op} takes {len(operands)} values; on CUDA a member takes 1 to 4")
-    made: Device = cuda.jit(device=True)(entries[len(operands)])
-    return made
-
-
-def _write(results: Sequence[int], first: int, operands: int) -> Device:
-    """What writes the entries of all results."""
-
-    def nothing(block: Any, i: int, known: Any, arrays: Any) -> None:
-        pass
-
-    found: Device = cuda.jit(device=True)(nothing)
-    for number, value in enumerate(results):
-        found = _and_result(found, number, value, first + number, operands)
-    return found
-
-
-def _and_result(before: Device, number: int, value: int, operand: int, operands: int) -> Device:
-    def write(block: Any, i: int, known: Any, arrays: Any) -> None:
-        before(block, i, known, arrays)
-        y = arrays[number]
-        y[place_of(block, i, operand, operands, y.itemsize)] = known[value]
-
-    made: Device = cuda.jit(device=True)(write)
+def entrywise(expression: Expression, ways: Ways) -> Callable[..., Any]:
+    """The function of an expression that reduces nothing: of how many entries there are, of the operands, and of the
+    numbers that `Ways.names` tells."""
+    known: dict[str, Any] = {"cuda": cuda, "np": np, "word": np.uint32 if ways.narrow else np.int64}
+    for number, member in enumerate(expression.members, len(expression.inputs)):
+        known[f"function{number}"] = _scalar(member.function)
+        known[f"dtype{number}"] = np.dtype(member.dtype).type
+    exec("\n".join(_text(expression, ways)), known)
+    made: Callable[..., Any] = known["entries"]
     return made
 
 
 @cache
 def _scalar(function: Callable[..., Any]) -> Any:
     return cuda.jit(device=True)(bound(function))
+
+
+def _text(expression: Expression, ways: Ways) -> Iterator[str]:
+    """The lines of the kernel: a thread has entries that are a block apart, so that neighbours read neighbours.
+
+    No store lies between the loads of entries that are computed together, or they would wait for one another.
+    """
+    inputs, together = len(expression.inputs), entries_together(expression, ways)
+    operands = [f"x{n}" for n in range(inputs + len(expression.results))]
+    yield f"def entries({', '.join(['count', *operands, *ways.names()])}):"
+    yield f"    first = word(cuda.blockIdx.x * cuda.blockDim.x * {together} + cuda.threadIdx.x)"
+    for n in filter(ways.is_single, range(inputs)):
+        yield f"    v{n} = x{n}[0]"
+    if together > 1:
+        yield f"    while word(first + cuda.blockDim.x * {together - 1}) < count:"
+        yield from (f"        {line}" for line in _entries(expression, ways, together))
+        yield f"        first = word(first + cuda.blockDim.x * cuda.gridDim.x * {together})"
+    yield "    while first < count:"
+    yield from (f"        {line}" for line in _entries(expression, ways, 1))
+    yield f"        first = word(first + cuda.blockDim.x{'' if together > 1 else ' * cuda.gridDim.x'})"
+
+
+def _entries(expression: Expression, ways: Ways, together: int) -> Iterator[str]:
+    """Lines that read some entries, compute them, and write them."""
+    inputs, copies = len(expression.inputs), range(together)
+    for copy in copies:
+        yield f"at_{copy} = word(first + cuda.blockDim.x * {copy})"
+        yield from _coordinates(ways, copy)
+        for n in range(inputs):
+            if not ways.is_single(n):
+                yield f"v{n}_{copy} = x{n}[{_place(ways, n, copy)}]"
+    for copy in copies:
+        for number, member in enumerate(expression.members, inputs):
+            taken = ", ".join(_value(ways, n, inputs, copy) for n in member.operands)
+            yield f"v{number}_{copy} = dtype{number}(function{number}({taken}))"
+    for copy in copies:
+        for operand, number in enumerate(expression.results, inputs):
+            yield f"x{operand}[{_place(ways, operand, copy)}] = {_value(ways, number, inputs, copy)}"
+
+
+def _value(ways: Ways, number: int, inputs: int, copy: int) -> str:
+    return f"v{number}" if number < inputs and ways.is_single(number) else f"v{number}_{copy}"
+
+
+def _coordinates(ways: Ways, copy: int) -> Iterator[str]:
+    """Lines that find an entry's place on each axis of the odometer."""
+    left = f"at_{copy}"
+    for axis in range(ways.axes - 1):
+        size, rest = f"size{axis}", f"rest{axis}_{copy}"
+        product = f"np.uint64({left}) * np.uint64(factor{axis}) >> np.uint64(shift{axis})"
+        yield f"{rest} = word({product if ways.narrow else f'{left} // {size}'})"
+        yield f"c{axis}_{copy} = word({left} - {rest} * {size})"
+        left = rest
+    if ways.axes:
+        yield f"c{ways.axes - 1}_{copy} = {left}"
+
+
+def _place(ways: Ways, operand: int, copy: int) -> str:
+    """The number of an operand's entry."""
+    strides = ways.strides[operand]
+    if strides is None:
+        return f"np.uint64(at_{copy})"
+    steps = [
+        f"c{axis}_{copy}" if stride == 1 else f"c{axis}_{copy} * by{operand}_{axis}"
+        for axis, stride in enumerate(strides)
+        if stride
+    ]
+    begin = [] if ways.narrow or not steps else [f"from{operand}"]
+    return f"np.uint64({' + '.join([*begin, *steps]) or 0})"

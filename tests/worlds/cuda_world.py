@@ -120,7 +120,7 @@ def moved() -> dict[str, float]:
         specs, outputs = ([Spec(a.dtype, a.shape) for a in some] for some in (operands, tables))
         gpu = cuda.open_gpu(0)
         copies = cuda.CudaCopies(gpu)
-        there = cuda.PreparedSteps(f"{op}_rows", specs, outputs, {}, copies.put)
+        there = cuda.PreparedSteps(f"{op}_rows", specs, outputs, {})
         scratch = [gpu.allocate(max(spec.nbytes, 1)) for spec in there.scratch]
         memory = [copies.put(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in (*operands, *tables)]
         there.launch([*memory, *scratch], copies.put(RUN.copy()), gpu.launching)

@@ -18,16 +18,14 @@ from computed import computed
 from fused_examples import programs
 from kept import tell
 from numba import cuda as numba_cuda
-from numba import types
 from numba.core import errors
 from numba.cuda import dispatcher
-from numba.np.numpy_support import from_dtype
 from op_examples import EXAMPLES, Example
 
 from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
 from flowrt.kernels import cuda
-from flowrt.kernels.language.table import KERNELS, Form
+from flowrt.kernels.language.table import KERNELS
 from flowrt.kernels.launch import LaunchStep, apply_kernel
 
 ASSEMBLE = "--assemble" in sys.argv
@@ -55,14 +53,13 @@ class World:
             return  # no twin for these dtypes
         for step in application.steps:
             assert isinstance(step, LaunchStep)
-            signature = _signature(step)
-            key = step.kernel.expression or step.kernel.function, signature
-            if key in self._seen:
+            prepared = cuda.PreparedStep(step)
+            function, signature = prepared.function, prepared.signature()
+            if (function, signature) in self._seen:
                 continue
-            self._seen.add(key)
-            entry = cuda.entry_of(step)
+            self._seen.add((function, signature))
             try:
-                ptx, _ = numba_cuda.compile(entry.py_func, signature, cc=CAPABILITY, device=False, abi="numba")
+                ptx, _ = numba_cuda.compile(function, signature, cc=CAPABILITY, device=False, abi="numba")
                 assert ".entry" in ptx or ".visible" in ptx
                 if ASSEMBLE:
                     assemble(ptx)
@@ -87,22 +84,6 @@ def assemble(ptx: str) -> None:
         raise RuntimeError(said.decode(errors="replace")) from error
     finally:
         nvjitlink.destroy(link)
-
-
-def _signature(step: LaunchStep) -> Any:
-    """The types of what an entry is launched with."""
-    dtypes = [from_dtype(dtype) for dtype in step.dtypes]
-    if step.kernel.form is Form.SCALARS:
-        block = types.Array(types.int64, 1, "C")
-        if step.kernel.expression is not None:
-            arrays = [types.Array(dtype, 1, "C") for dtype in dtypes]
-            return types.void(block, types.int64, types.Tuple(arrays[: step.reads]), types.Tuple(arrays[step.reads :]))
-        return types.void(block, types.int64, *(types.Array(dtype, 1, "C") for dtype in dtypes))
-    ranks = [len(view.shape) for view in step.call.views]
-    arrays = [types.Array(dtype, rank, "C") for dtype, rank in zip(dtypes, ranks, strict=True)]
-    words = [types.float64 if isinstance(word, float) else types.int64 for word in step.call.words]
-    run = [types.Array(types.int64, 1, "C")] if step.kernel.takes_run else []
-    return types.void(*arrays, *words, *run)
 
 
 def main() -> None:
