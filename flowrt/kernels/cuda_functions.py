@@ -45,4 +45,3 @@ def _on_device(value: Any) -> Any:
 @cache
 def _helper(function: Callable[..., Any]) -> Any:
     return cuda.jit(device=True)(bound(function))
-

@@ -35,7 +35,7 @@ def expression_of(step: LaunchStep) -> Expression:
 
 
 def entries_together(expression: Expression, ways: Ways) -> int:
-    """How many entries a thread computes at a time: what is read of all of them is asked for before it is waited for."""
+    """How many entries a thread computes at a time: it asks for all that these need before it waits for any."""
     read = sum(not ways.is_single(n) for n in range(len(expression.inputs)))
     long = expression.costly or len(expression.members) >= LONG
     return 1 if long else max(LOADS // max(read, 1), 1)

@@ -115,8 +115,8 @@ class Call:
     seen as [any, m, n] and the units go through its matrices one by one. ``tiles`` are integers, and addresses that
     code has where the launch runs. ``order`` are the operands that the function is given, if not each in its turn.
     An input that is to be contiguous and is not is copied into its shape of ``copied``, if not its view's own.
-    A CUDA twin is launched with so many ``blocks``, not at all for 0; if it does not say, with a thread for each entry of
-    its largest operand.
+    A CUDA twin is launched with so many ``blocks``, not at all for 0; where it does not say, with a thread for each
+    entry of its largest operand.
     """
 
     views: tuple[View, ...]

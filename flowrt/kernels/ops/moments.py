@@ -18,7 +18,6 @@ import numpy as np
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.reductions import add_loosely
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel
-from flowrt.kernels.language.twin import THREADS, cuda
 from flowrt.kernels.ops.partials import FormOf, Reduced, count_parts
 from flowrt.kernels.ops.reduce import form_of, form_over
 
@@ -97,13 +96,6 @@ class Laid:
     def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """For each column of a block two sums of a stretch, and what is taken off."""
         return [Spec(outputs[0].dtype, self.first(inputs, outputs, attrs).views[-1].shape)]
-
-    def on_cuda(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-        form = self._form(inputs, attrs)
-        sizes, last = form.sizes, form.last
-        results = View.dense((sizes[0], sizes[2], 1 if last else sizes[4]))
-        views = (*[form.seen(sizes)] * self._given, *[results] * self._columns)
-        return Call(views, (int(last),), copied=(sizes,) * self._given)
 
 
 @jitable
@@ -220,49 +212,6 @@ kernel(
 
 
 @jitable
-def entry_on_cuda(x: Any, result: int, number: int, kept: int, last: int) -> Any:
-    """One of the entries that come to a result."""
-    middle, run = x.shape[2], x.shape[4] if last != 0 else x.shape[3]
-    t, m, o = result % kept, result // kept % middle, result // kept // middle
-    return x[o, number // run, m, 0, number % run] if last != 0 else x[o, number // run, m, number % run, t]
-
-
-@jitable
-def total_on_cuda(reduced: Any) -> float:
-    """The sum of what all threads of a block found."""
-    cuda.syncthreads()
-    total = 0.0
-    for i in range(THREADS):
-        total += reduced[i]
-    cuda.syncthreads()
-    return total
-
-
-def moments_on_cuda(x: Any, mean: Any, variance: Any, last: int) -> None:
-    """A block measures one result at a time: first the mean, then the squares about it."""
-    reduced = cuda.shared.array(THREADS, np.float64)
-    middle, kept = mean.shape[1], mean.shape[2]
-    count = x.shape[1] * (x.shape[4] if last != 0 else x.shape[3])
-    for result in range(cuda.blockIdx.x, mean.size, cuda.gridDim.x):
-        t, m, o = result % kept, result // kept % middle, result // kept // middle
-        found = 0.0
-        for i in range(cuda.threadIdx.x, count, THREADS):
-            found += entry_on_cuda(x, result, i, kept, last)
-        reduced[cuda.threadIdx.x] = found
-        about, found = total_on_cuda(reduced) / count, 0.0
-        for i in range(cuda.threadIdx.x, count, THREADS):
-            apart = entry_on_cuda(x, result, i, kept, last) - about
-            found += apart * apart
-        reduced[cuda.threadIdx.x] = found
-        total = total_on_cuda(reduced)
-        if cuda.threadIdx.x == 0:
-            mean[o, m, t], variance[o, m, t] = about, total / count
-
-
-kernel("moments", "cuda", layout=_moments.on_cuda)(moments_on_cuda)
-
-
-@jitable
 def sum_row(x: Any, weights: Any, start: int, stop: int, middle: Any, found: Any, kind: Any) -> None:
     """Add up what a row has from ``start`` to ``stop``."""
     for low in range(start, stop, ALONG):
@@ -331,37 +280,14 @@ def add_parts(
         total[group, column], product[group, column] = one, other
 
 
-def _form_about(inputs: Sequence[Spec], attrs: Attrs) -> Reduced:
+def form_about(inputs: Sequence[Spec], attrs: Attrs) -> Reduced:
     """The form where the axes are those along which the mean repeats."""
     shape, mean = inputs[0].concrete, inputs[2].concrete
     kept = (1,) * (len(shape) - len(mean)) + mean
     return form_over(shape, tuple(i for i, n in enumerate(kept) if n == 1))
 
 
-_sums = Laid(2, 3, _form_about)
+_sums = Laid(2, 3, form_about)
 kernel("sums_about", layout=_sums.first, scratch=_sums.scratch, local=_sums.local, then=((add_parts, _sums.second),))(
     sum_parts
 )
-
-
-def sums_on_cuda(x: Any, weights: Any, mean: Any, total: Any, product: Any, last: int) -> None:
-    """A block adds up one result at a time."""
-    reduced = cuda.shared.array(THREADS, np.float64)
-    middle, kept = mean.shape[1], mean.shape[2]
-    count = x.shape[1] * (x.shape[4] if last != 0 else x.shape[3])
-    for result in range(cuda.blockIdx.x, mean.size, cuda.gridDim.x):
-        t, m, o = result % kept, result // kept % middle, result // kept // middle
-        one, other = 0.0, 0.0
-        for i in range(cuda.threadIdx.x, count, THREADS):
-            weight = entry_on_cuda(weights, result, i, kept, last)
-            one += weight
-            other += weight * (entry_on_cuda(x, result, i, kept, last) - mean[o, m, t])
-        reduced[cuda.threadIdx.x] = one
-        one = total_on_cuda(reduced)
-        reduced[cuda.threadIdx.x] = other
-        other = total_on_cuda(reduced)
-        if cuda.threadIdx.x == 0:
-            total[o, m, t], product[o, m, t] = one, other
-
-
-kernel("sums_about", "cuda", layout=_sums.on_cuda)(sums_on_cuda)

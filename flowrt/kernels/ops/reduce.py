@@ -27,9 +27,9 @@ from flowrt.kernels.language.reductions import (
     smaller_loosely,
 )
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel, pieces
-from flowrt.kernels.language.twin import THREADS, cuda
 from flowrt.kernels.launch import in_ways
 from flowrt.kernels.ops.partials import Parted, Reduced, register_parted
+from flowrt.kernels.ops.reduce_on_cuda import LaidOnCuda, reduction_on_cuda, with_sizes
 from flowrt.kernels.tiles.rowmoves import add_row
 from flowrt.kernels.tiles.squares import LANES, transpose_rows
 
@@ -289,51 +289,6 @@ def _way(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> str:
     return "columns" if not form.last else "short" if _columns(form.sizes, True) > 1 else "along"
 
 
-def strands_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any, Any]:
-    """What one thread of a block reduces of the entries of a result, and what the first then makes of all
-    strands."""
-    first = start is None
-    begin = 0 if start is None else start
-
-    def reduce_strand(x: Any, totals: Any, entry: int, kept: int, last: int, thread: int) -> None:
-        middle, run = x.shape[2], x.shape[4] if last != 0 else x.shape[3]
-        t, m, o = entry % kept, entry // kept % middle, entry // kept // middle
-        if first:
-            totals[thread] = x[o, 0, m, 0, t]
-        else:
-            totals[thread] = begin
-        for i in range(thread, x.shape[1] * run, THREADS):
-            if last != 0:
-                totals[thread] = combine(totals[thread], x[o, i // run, m, 0, i % run])
-            else:
-                totals[thread] = combine(totals[thread], x[o, i // run, m, i % run, t])
-
-    def reduce_strands(x: Any, y: Any, totals: Any, entry: int, last: int) -> None:
-        middle, kept = y.shape[1], y.shape[2]
-        for i in range(1, THREADS):
-            totals[0] = combine(totals[0], totals[i])
-        count = x.shape[1] * (x.shape[4] if last != 0 else x.shape[3])
-        y[entry // kept // middle, entry // kept % middle, entry % kept] = finish(totals[0], count)
-
-    return jitable(reduce_strand), jitable(reduce_strands)
-
-
-def reduction_on_cuda(combine: Any, start: int | None, finish: Any = as_it_is) -> Callable[..., Any]:
-    """The twin of `reduction`: a block reduces the entries of one result at a time."""
-    reduce_strand, reduce_strands = strands_on_cuda(combine, start, finish)
-
-    def reduce(x: Any, y: Any, found: Any, lines: Any, last: int) -> None:
-        totals = cuda.shared.array(THREADS, found.dtype)
-        for entry in range(cuda.blockIdx.x, y.size, cuda.gridDim.x):
-            reduce_strand(x, totals, entry, y.shape[2], last, cuda.threadIdx.x)
-            cuda.syncthreads()
-            if cuda.threadIdx.x == 0:
-                reduce_strands(x, y, totals, entry, last)
-            cuda.syncthreads()
-
-    return reduce
-
-
 def _register(
     op: str,
     reducer: Reducer,
@@ -344,8 +299,10 @@ def _register(
 ) -> None:
     at_once = f"{op}_at_once"
     in_ways(at_once, _way, reduction(reducer, start, finish), layout=_without_words, local=_local(wide))
+    laid = LaidOnCuda(lambda inputs, outputs, attrs: form_of(inputs, attrs), wide)
     register_parted(op, at_once, form_of, Parted(reducer, start, finish, wide, row_reducer(reducer)))
-    kernel(op, "cuda", layout=_layout, local=_local(wide))(reduction_on_cuda(on_cuda, start, finish))
+    first, second = map(with_sizes, reduction_on_cuda(on_cuda, start, finish))
+    kernel(op, "cuda", layout=laid.first, scratch=laid.scratch, then=((second, laid.second),))(first)
 
 
 SUM = Reducer(plus, add_loosely, singles=add_row)
@@ -400,15 +357,26 @@ def sum_to(x: Any, shape: Any, y: Any, found: Any, lines: Any, last: int, begin:
 
 
 kernel("sum_to", layout=_sum_to_layout, local=_sum_to_local)(sum_to)
-_add_strand, _add_strands = strands_on_cuda(plus, 0, as_it_is)
+_on_cuda = LaidOnCuda(lambda inputs, outputs, attrs: _summed(inputs[0], outputs[0]), _sum_dtype, ignored=1)
+_sum_on_cuda, _join_on_cuda = reduction_on_cuda(plus, 0, as_it_is)
 
 
-@kernel("sum_to", "cuda", layout=_sum_to_layout, local=_sum_to_local)
-def sum_to_on_cuda(x: Any, shape: Any, y: Any, found: Any, lines: Any, last: int) -> None:
-    totals = cuda.shared.array(THREADS, found.dtype)
-    for entry in range(cuda.blockIdx.x, y.size, cuda.gridDim.x):
-        _add_strand(x, totals, entry, y.shape[2], last, cuda.threadIdx.x)
-        cuda.syncthreads()
-        if cuda.threadIdx.x == 0:
-            _add_strands(x, y, totals, entry, last)
-        cuda.syncthreads()
+def sum_to_on_cuda(
+    x: Any, shape: Any, y: Any, found: Any, across: int, middle: int, length: int, kept: int, width: int, apart: int
+) -> None:
+    _sum_on_cuda(x, y, found, (across, middle, length, kept), width, apart)
+
+
+def join_sums_on_cuda(
+    x: Any, shape: Any, y: Any, found: Any, across: int, middle: int, length: int, kept: int, width: int, apart: int
+) -> None:
+    _join_on_cuda(x, y, found, (across, middle, length, kept), width, apart)
+
+
+kernel(
+    "sum_to",
+    "cuda",
+    layout=_on_cuda.first,
+    scratch=_on_cuda.scratch,
+    then=((join_sums_on_cuda, _on_cuda.second),),
+)(sum_to_on_cuda)

@@ -1,4 +1,7 @@
-"""CUDA twins of `softmax`: a block has a row at a time, and its threads every so many of the row's entries."""
+"""CUDA twins of `softmax`: a team of threads has a row at a time, each thread every so many of the row's entries.
+
+Exponentials are of the entries' own dtype, as on CPUs; their sums are held in float64.
+"""
 
 from __future__ import annotations
 
@@ -12,127 +15,145 @@ import numpy as np
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import THREADS, cuda
 from flowrt.kernels.ops.index import around
-from flowrt.kernels.ops.moments import total_on_cuda
 from flowrt.kernels.ops.nn.softmax import NOT_A_CLASS, examples
+from flowrt.kernels.ops.reduce import larger
 from flowrt.kernels.ops.slices import row_of
+from flowrt.kernels.ops.teams import add_team, reduce_team, stand, teams_for
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
 
+largest_of_team = reduce_team(larger)
+
+
+def _in_teams(call: Call, rows: int, count: int, along: bool) -> Call:
+    """The call with a team for each row of so many entries."""
+    teams = teams_for(rows, count, along=along)
+    return replace(call, words=teams.words, blocks=teams.blocks(rows) if count else 0)
+
 
 def _rows_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-    view = View.dense(around(inputs[0].concrete, attrs["axis"]))
-    return Call((view, view))
+    outer, count, inner = around(inputs[0].concrete, attrs["axis"])
+    view = View.dense((outer, count, inner))
+    return _in_teams(Call((view, view)), outer * inner, count, inner == 1)
 
 
 @jitable
-def largest_on_cuda(x: Any, o: int, i: int, reduced: Any) -> Any:
+def largest_on_cuda(x: Any, o: int, i: int, rank: int, width: int, apart: int, held: Any) -> Any:
     """The largest entry of a line, NaN if one is."""
-    best = x[o, 0, i]
-    for k in range(cuda.threadIdx.x, x.shape[1], THREADS):
-        entry = x[o, k, i]
-        best = entry if entry > best or entry != entry else best
-    reduced[cuda.threadIdx.x] = best
-    cuda.syncthreads()
-    for n in range(THREADS):
-        best = reduced[n] if reduced[n] > best or reduced[n] != reduced[n] else best
-    cuda.syncthreads()
-    return best
+    best = held.dtype.type(x[o, 0, i])
+    for k in range(rank, x.shape[1], width):
+        best = larger(best, held.dtype.type(x[o, k, i]))
+    return largest_of_team(held, best, width, apart)
 
 
 @jitable
-def powers_on_cuda(x: Any, o: int, i: int, top: Any, reduced: Any) -> Any:
+def powers_on_cuda(x: Any, o: int, i: int, top: Any, rank: int, width: int, apart: int, held: Any) -> Any:
     """The sum of the exponentials of a line, less its largest entry."""
     found = 0.0
-    for k in range(cuda.threadIdx.x, x.shape[1], THREADS):
+    for k in range(rank, x.shape[1], width):
         found += math.exp(x[o, k, i] - top)
-    reduced[cuda.threadIdx.x] = found
-    return total_on_cuda(reduced)
+    return add_team(held, found, width, apart)
 
 
 @kernel("softmax", "cuda", layout=_rows_on_cuda)
-def softmax_on_cuda(x: Any, y: Any) -> None:
-    reduced = cuda.shared.array(THREADS, np.float64)
-    for line in range(cuda.blockIdx.x, x.shape[0] * x.shape[2] if x.shape[1] > 0 else 0, cuda.gridDim.x):
-        o, i = line // x.shape[2], line % x.shape[2]
-        top = largest_on_cuda(x, o, i, reduced)
-        total = powers_on_cuda(x, o, i, top, reduced)
-        for k in range(cuda.threadIdx.x, x.shape[1], THREADS):
-            y[o, k, i] = math.exp(x[o, k, i] - top) / total
+def softmax_on_cuda(x: Any, y: Any, width: int, apart: int) -> None:
+    tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
+    (team, rank), teams, lines = stand(width, apart), THREADS // width, x.shape[0] * x.shape[2]
+    for line in range(cuda.blockIdx.x * teams, lines, cuda.gridDim.x * teams):
+        own = min(line + team, lines - 1)
+        o, i = own // x.shape[2], own % x.shape[2]
+        top = largest_on_cuda(x, o, i, rank, width, apart, tops)
+        share = y.dtype.type(1 / powers_on_cuda(x, o, i, top, rank, width, apart, sums))
+        for k in range(rank, x.shape[1] if line + team < lines else 0, width):
+            y[o, k, i] = math.exp(x[o, k, i] - top) * share
 
 
 @kernel("log_softmax", "cuda", layout=_rows_on_cuda)
-def log_softmax_on_cuda(x: Any, y: Any) -> None:
-    reduced = cuda.shared.array(THREADS, np.float64)
-    for line in range(cuda.blockIdx.x, x.shape[0] * x.shape[2] if x.shape[1] > 0 else 0, cuda.gridDim.x):
-        o, i = line // x.shape[2], line % x.shape[2]
-        top = largest_on_cuda(x, o, i, reduced)
-        rest = math.log(powers_on_cuda(x, o, i, top, reduced))
-        for k in range(cuda.threadIdx.x, x.shape[1], THREADS):
+def log_softmax_on_cuda(x: Any, y: Any, width: int, apart: int) -> None:
+    tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
+    (team, rank), teams, lines = stand(width, apart), THREADS // width, x.shape[0] * x.shape[2]
+    for line in range(cuda.blockIdx.x * teams, lines, cuda.gridDim.x * teams):
+        own = min(line + team, lines - 1)
+        o, i = own // x.shape[2], own % x.shape[2]
+        top = largest_on_cuda(x, o, i, rank, width, apart, tops)
+        rest = math.log(powers_on_cuda(x, o, i, top, rank, width, apart, sums))
+        for k in range(rank, x.shape[1] if line + team < lines else 0, width):
             y[o, k, i] = (x[o, k, i] - top) - rest
 
 
 def _examples_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
     """As `examples`, the logits as (examples, classes, 1)."""
     call = examples(inputs, outputs, attrs)
-    return replace(call, views=(View.dense((*call.views[0].shape, 1)), *call.views[1:]))
+    rows, classes = call.views[0].shape
+    seen = replace(call, views=(View.dense((rows, classes, 1)), *call.views[1:]))
+    found = _in_teams(seen, rows, classes, True)
+    return found if classes else replace(found, blocks=1)
 
 
 @kernel("class_cross_entropy", "cuda", layout=_examples_on_cuda)
-def class_cross_entropy_on_cuda(logits: Any, labels: Any, y: Any, run: Any) -> None:
-    reduced = cuda.shared.array(THREADS, np.float64)
-    for row in range(cuda.blockIdx.x, logits.shape[0], cuda.gridDim.x):
+def class_cross_entropy_on_cuda(logits: Any, labels: Any, y: Any, width: int, apart: int, run: Any) -> None:
+    tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
+    (team, rank), teams, rows = stand(width, apart), THREADS // width, logits.shape[0]
+    for first in range(cuda.blockIdx.x * teams, rows, cuda.gridDim.x * teams):
+        row = min(first + team, rows - 1)
         label = row_of(labels[row], logits.shape[1], 0)
-        if label < 0 or labels[row] < 0:
+        known = label >= 0 and labels[row] >= 0
+        if logits.shape[1] > 0:
+            top = largest_on_cuda(logits, row, 0, rank, width, apart, tops)
+            rest = math.log(powers_on_cuda(logits, row, 0, top, rank, width, apart, sums))
+            if known and rank == 0 and first + team < rows:
+                y[row] = rest - (logits[row, label, 0] - top)
+        if not known:
             run[0] = NOT_A_CLASS
-        else:
-            top = largest_on_cuda(logits, row, 0, reduced)
-            total = powers_on_cuda(logits, row, 0, top, reduced)
-            if cuda.threadIdx.x == 0:
-                y[row] = math.log(total) - (logits[row, label, 0] - top)
 
 
 @kernel("class_cross_entropy_slope", "cuda", layout=_examples_on_cuda)
-def class_cross_entropy_slope_on_cuda(logits: Any, labels: Any, dy: Any, y: Any, run: Any) -> None:
-    reduced = cuda.shared.array(THREADS, np.float64)
-    for row in range(cuda.blockIdx.x, logits.shape[0], cuda.gridDim.x):
+def class_cross_entropy_slope_on_cuda(
+    logits: Any, labels: Any, dy: Any, y: Any, width: int, apart: int, run: Any
+) -> None:
+    tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
+    (team, rank), teams, rows = stand(width, apart), THREADS // width, logits.shape[0]
+    for first in range(cuda.blockIdx.x * teams, rows, cuda.gridDim.x * teams):
+        row = min(first + team, rows - 1)
         label = row_of(labels[row], logits.shape[1], 0)
-        if label < 0 or labels[row] < 0:
+        known = label >= 0 and labels[row] >= 0
+        if logits.shape[1] > 0:
+            top = largest_on_cuda(logits, row, 0, rank, width, apart, tops)
+            share = y.dtype.type(1 / powers_on_cuda(logits, row, 0, top, rank, width, apart, sums))
+            for k in range(rank, logits.shape[1] if known and first + team < rows else 0, width):
+                y[row, k] = dy[row] * (math.exp(logits[row, k, 0] - top) * share - (1 if k == label else 0))
+        if not known:
             run[0] = NOT_A_CLASS
-        else:
-            top = largest_on_cuda(logits, row, 0, reduced)
-            total = powers_on_cuda(logits, row, 0, top, reduced)
-            for k in range(cuda.threadIdx.x, logits.shape[1], THREADS):
-                y[row, k] = dy[row] * (math.exp(logits[row, k, 0] - top) / total - (1 if k == label else 0))
 
 
 @kernel("cross_entropy", "cuda", layout=_examples_on_cuda)
-def cross_entropy_on_cuda(logits: Any, labels: Any, y: Any) -> None:
-    reduced = cuda.shared.array(THREADS, np.float64)
-    for row in range(cuda.blockIdx.x, logits.shape[0], cuda.gridDim.x):
-        found = 0.0
+def cross_entropy_on_cuda(logits: Any, labels: Any, y: Any, width: int, apart: int) -> None:
+    tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
+    (team, rank), teams, rows = stand(width, apart), THREADS // width, logits.shape[0]
+    for first in range(cuda.blockIdx.x * teams, rows, cuda.gridDim.x * teams):
+        row, found = min(first + team, rows - 1), 0.0
         if logits.shape[1] > 0:
-            top = largest_on_cuda(logits, row, 0, reduced)
-            rest = math.log(powers_on_cuda(logits, row, 0, top, reduced))
-            for k in range(cuda.threadIdx.x, logits.shape[1], THREADS):
+            top = largest_on_cuda(logits, row, 0, rank, width, apart, tops)
+            rest = math.log(powers_on_cuda(logits, row, 0, top, rank, width, apart, sums))
+            for k in range(rank, logits.shape[1], width):
                 if labels[row, k] != 0:  # of the impossible ask nothing
                     found += labels[row, k] * (rest - (logits[row, k, 0] - top))
-        reduced[cuda.threadIdx.x] = found
-        total = total_on_cuda(reduced)
-        if cuda.threadIdx.x == 0:
+        total = add_team(sums, found, width, apart)
+        if rank == 0 and first + team < rows:
             y[row] = total
 
 
 @kernel("cross_entropy_slope", "cuda", layout=_examples_on_cuda)
-def cross_entropy_slope_on_cuda(logits: Any, labels: Any, dy: Any, y: Any) -> None:
-    reduced = cuda.shared.array(THREADS, np.float64)
-    for row in range(cuda.blockIdx.x, logits.shape[0] if logits.shape[1] > 0 else 0, cuda.gridDim.x):
-        found = 0.0
-        for k in range(cuda.threadIdx.x, logits.shape[1], THREADS):
+def cross_entropy_slope_on_cuda(logits: Any, labels: Any, dy: Any, y: Any, width: int, apart: int) -> None:
+    tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
+    (team, rank), teams, rows = stand(width, apart), THREADS // width, logits.shape[0]
+    for first in range(cuda.blockIdx.x * teams, rows if logits.shape[1] > 0 else 0, cuda.gridDim.x * teams):
+        row, found = min(first + team, rows - 1), 0.0
+        for k in range(rank, logits.shape[1], width):
             found += labels[row, k]
-        reduced[cuda.threadIdx.x] = found
-        weight = total_on_cuda(reduced)
-        top = largest_on_cuda(logits, row, 0, reduced)
-        total = powers_on_cuda(logits, row, 0, top, reduced)
-        for k in range(cuda.threadIdx.x, logits.shape[1], THREADS):
-            y[row, k] = dy[row] * (weight * math.exp(logits[row, k, 0] - top) / total - labels[row, k])
+        weight = add_team(sums, found, width, apart)
+        top = largest_on_cuda(logits, row, 0, rank, width, apart, tops)
+        share = y.dtype.type(weight / powers_on_cuda(logits, row, 0, top, rank, width, apart, sums))
+        for k in range(rank, logits.shape[1] if first + team < rows else 0, width):
+            y[row, k] = dy[row] * (math.exp(logits[row, k, 0] - top) * share - labels[row, k])

@@ -1,0 +1,158 @@
+"""CUDA twins of reductions: a team of threads reduces a part of a result's entries, another launch joins the parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.base.spec import Spec
+from flowrt.kernels.language.table import Call, View, jitable
+from flowrt.kernels.language.twin import THREADS, cuda
+from flowrt.kernels.ops.teams import AT_ONCE, Teams, reduce_team, stand, teams_for
+
+if TYPE_CHECKING:
+    from flowrt.kernels.language.table import Attrs
+    from flowrt.kernels.ops.partials import Reduced
+
+    FormFor = Callable[[Sequence[Spec], Sequence[Spec], Attrs], Reduced]  # of inputs, outputs and attributes
+
+
+def teams_of(form: Reduced) -> Teams:
+    """The teams for what has this form; parts of its results are told apart in `LaidOnCuda.scratch`."""
+    outer, a, middle, b, tail = form.sizes
+    if form.last:
+        return teams_for(outer * middle, a * tail, along=True)
+    return teams_for(outer * middle * tail, a * b, along=False)
+
+
+class LaidOnCuda:
+    """How twins of so many operands with all entries, and so many with the results' shape, are laid out.
+
+    All are flat. Words are four sizes: outermost ones told apart, of which each has every result's ``across`` groups of
+    ``length`` entries, ``middle`` and ``kept`` results side by side; and how teams stand. What was found of every part is
+    ``kinds`` numbers for each result. Inputs that are ``ignored`` lie behind the entries.
+    """
+
+    def __init__(
+        self,
+        form: FormFor,
+        wide: Callable[[Any], Any],
+        given: int = 1,
+        columns: int = 1,
+        kinds: int = 1,
+        ignored: int = 0,
+    ) -> None:
+        self._form, self._wide, self._given, self._columns = form, wide, given, columns
+        self._kinds, self._ignored = kinds, ignored
+
+    def first(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+        """Of the launch that reduces parts."""
+        form = self._form(inputs, outputs, attrs)
+        teams, (_, across, middle, rows, tail) = teams_of(form), form.sizes
+        size, found = (math.prod(form.sizes),), self.scratch(inputs, outputs, attrs)[0].concrete
+        ignored = [View.dense(spec.concrete) for spec in inputs[self._given : self._given + self._ignored]]
+        views = (*[form.seen(size)] * self._given, *ignored, *[View.dense(found[2:])] * self._columns)
+        length, kept = (tail, 1) if form.last else (rows, tail)
+        return Call(
+            (*views, View.dense(found)),
+            (across, middle, length, kept, *teams.words),
+            copied=(size,) * self._given,
+            blocks=teams.blocks(found[1] * found[2]),
+        )
+
+    def second(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+        """Of the launch that joins parts, where there are several."""
+        call = self.first(inputs, outputs, attrs)
+        _, parts, results = call.views[-1].shape
+        teams = teams_for(results, parts, along=False)
+        return replace(call, words=(*call.words[:4], *teams.words), blocks=teams.blocks(results) if parts > 1 else 0)
+
+    def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        form = self._form(inputs, outputs, attrs)
+        outer, _, middle, _, tail = form.sizes
+        results = outer * middle * (1 if form.last else tail)
+        return [Spec(self._wide(inputs[0].dtype), (self._kinds, teams_of(form).parts, results))]
+
+
+@jitable
+def first_entry(result: int, sizes: Any) -> int:
+    """Where the first entry of a result lies."""
+    across, middle, length, kept = sizes
+    group = result // kept
+    return (group // middle * across * middle + group % middle) * length * kept + result % kept
+
+
+@jitable
+def entry_on_cuda(x: Any, begin: int, number: int, sizes: Any) -> Any:
+    """One of the entries that come to the result whose first entry lies at ``begin``."""
+    across, middle, length, kept = sizes
+    jump = 0 if across == 1 else number // length * (middle - 1) * length
+    return x[np.uint64(begin + (number + jump) * kept)]
+
+
+def reduction_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any, Any]:
+    """What reduces entries from ``start`` or, if None, from the first, which then counts twice; and what joins parts.
+
+    Both are given the entries, the results, and what was found, then `LaidOnCuda`'s words, the sizes as a tuple.
+    """
+    first, neutral, reduce_all = start is None, 0 if start is None else start, reduce_team(combine)
+
+    @jitable
+    def reduce_strand(x: Any, found: Any, begin: int, at: int, end: int, width: int, sizes: Any) -> Any:
+        """What one thread reduces."""
+        dtype = found.dtype
+        mine = dtype.type(entry_on_cuda(x, begin, 0, sizes) if first else neutral)
+        while at + 3 * width < end:
+            one, two = entry_on_cuda(x, begin, at, sizes), entry_on_cuda(x, begin, at + width, sizes)
+            three, four = entry_on_cuda(x, begin, at + 2 * width, sizes), entry_on_cuda(x, begin, at + 3 * width, sizes)
+            mine = dtype.type(combine(combine(combine(combine(mine, one), two), three), four))
+            at += AT_ONCE * width
+        while at < end:
+            mine = dtype.type(combine(mine, entry_on_cuda(x, begin, at, sizes)))
+            at += width
+        return mine
+
+    def reduce(x: Any, y: Any, found: Any, sizes: Any, width: int, apart: int) -> None:
+        held = cuda.shared.array(THREADS, found.dtype)
+        parts, count = found.shape[1], sizes[0] * sizes[2]
+        (team, rank), teams, lines = stand(width, apart), THREADS // width, found.shape[1] * y.size
+        for line in range(cuda.blockIdx.x * teams, lines, cuda.gridDim.x * teams):
+            own = min(line + team, lines - 1)
+            part, result = own // y.size, own % y.size
+            at, end = count * part // parts + rank, count * (part + 1) // parts
+            mine = reduce_strand(x, found, first_entry(result, sizes), at, end, width, sizes)
+            whole = reduce_all(held, mine, width, apart)
+            if rank == 0 and line + team < lines:
+                if parts > 1:
+                    found[0, part, result] = whole
+                else:
+                    y[result] = finish(whole, count)
+
+    def join(x: Any, y: Any, found: Any, sizes: Any, width: int, apart: int) -> None:
+        held = cuda.shared.array(THREADS, found.dtype)
+        (team, rank), teams = stand(width, apart), THREADS // width
+        for line in range(cuda.blockIdx.x * teams, y.size, cuda.gridDim.x * teams):
+            result = min(line + team, y.size - 1)
+            mine = found[0, rank, result]
+            for part in range(rank + width, found.shape[1], width):
+                mine = found.dtype.type(combine(mine, found[0, part, result]))
+            whole = reduce_all(held, mine, width, apart)
+            if rank == 0 and line + team < y.size:
+                y[result] = finish(whole, sizes[0] * sizes[2])
+
+    return jitable(reduce), jitable(join)
+
+
+def with_sizes(function: Callable[..., Any]) -> Callable[..., None]:
+    """The kernel of a function of `reduction_on_cuda`'s."""
+
+    def kernel(
+        x: Any, y: Any, found: Any, across: int, middle: int, length: int, kept: int, width: int, apart: int
+    ) -> None:
+        function(x, y, found, (across, middle, length, kept), width, apart)
+
+    return kernel

@@ -1,0 +1,82 @@
+"""Teams: threads of a CUDA block that reduce the entries of one result together, and where each of them stands.
+
+Where entries of a result lie side by side its team does, too; where neighbours in memory come to results side by side,
+teams' first threads do, then their second ones: neighbours read neighbours. A team puts together what its threads found
+in the same order every time. What few teams would take long for is cut into parts, which another launch joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flowrt.base.valueclass import valueclass
+from flowrt.kernels.language.table import jitable
+from flowrt.kernels.language.twin import THREADS, cuda
+
+AT_ONCE = 4  # entries that a thread asks for before it waits for the first
+FEWEST, MOST = 4 * AT_ONCE, 8 * AT_ONCE  # entries of a thread's: where there would be more than most, there are parts
+NEIGHBOURS = 8  # that memory is read by: 32 bytes of float32
+BUSY = 528  # blocks that keep a large GPU busy
+
+
+@valueclass
+class Teams:
+    """``width`` threads a team, neighbours in it ``apart``; so many ``parts`` of each result, each a team's."""
+
+    width: int
+    apart: int
+    parts: int
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """What `stand` is told."""
+        return self.width, self.apart
+
+    def blocks(self, lines: int) -> int:
+        """How many blocks have a team for each of so many lines."""
+        return -(-lines // (THREADS // self.width))
+
+
+def teams_for(results: int, count: int, *, along: bool) -> Teams:
+    """Teams for so many results of ``count`` entries each, which lie ``along`` a row or a row apart."""
+    most = THREADS if along else max(THREADS // NEIGHBOURS, 1)
+    width = min(max(1 << (count // AT_ONCE).bit_length() >> 1, 1), most)
+    blocks = max(-(-results * width // THREADS), 1)
+    parts = min(-(-BUSY // blocks), count // (FEWEST * width)) if count > MOST * width else 1
+    return Teams(width, 1 if along else THREADS // width, parts)
+
+
+@jitable
+def stand(width: int, apart: int) -> tuple[int, int]:
+    """The thread's team, by number in its block, and its rank there."""
+    place = cuda.threadIdx.x
+    return place % apart + place // (apart * width) * apart, place // apart % width
+
+
+def reduce_team(combine: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes one of all that a team's threads found, for each of them; all threads of the block call it."""
+
+    def reduce(held: Any, found: Any, width: int, apart: int) -> Any:
+        place = cuda.threadIdx.x
+        rank, half = place // apart % width, width // 2
+        held[place] = found
+        cuda.syncthreads()
+        while half > 0:
+            if rank < half:
+                held[place] = combine(held[place], held[place + half * apart])
+            cuda.syncthreads()
+            half //= 2
+        whole = held[place - rank * apart]
+        cuda.syncthreads()
+        return whole
+
+    return jitable(reduce)
+
+
+@jitable
+def added(x: Any, y: Any) -> Any:
+    return x + y
+
+
+add_team = reduce_team(added)
