@@ -11,13 +11,13 @@ from flowrt.kernels.language.twin import THREADS, cuda
 from flowrt.kernels.ops.moments import form_about
 from flowrt.kernels.ops.reduce import form_of
 from flowrt.kernels.ops.reduce_on_cuda import LaidOnCuda, entry_on_cuda, first_entry
-from flowrt.kernels.ops.teams import add_team, stand
+from flowrt.kernels.ops.teams import add_team, divided, stand
 
 
 @jitable
 def size_of_part(count: int, part: int, parts: int) -> int:
     """How many of ``count`` entries are in a part."""
-    return count * (part + 1) // parts - count * part // parts
+    return divided(count * (part + 1), parts)[0] - divided(count * part, parts)[0]
 
 
 @jitable
@@ -50,23 +50,27 @@ def measure_on_cuda(
     """Find the mean of a part, then the squares about it."""
     held = cuda.shared.array(THREADS, np.float64)
     sizes, parts, count = (across, middle, length, kept), found.shape[1], across * length
-    (team, rank), teams, lines = stand(width, apart), THREADS // width, found.shape[1] * mean.size
-    for line in range(cuda.blockIdx.x * teams, lines, cuda.gridDim.x * teams):
+    (team, rank, teams), lines = stand(width, apart), found.shape[1] * mean.size
+    line = cuda.blockIdx.x * teams
+    while line < lines:
         own = min(line + team, lines - 1)
-        part, result = own // mean.size, own % mean.size
+        part, result = divided(own, mean.size)
         begin, size = first_entry(result, sizes), size_of_part(count, part, parts)
-        start, end = count * part // parts + rank, count * (part + 1) // parts
-        about = add_team(held, sum_on_cuda(x, begin, start, end, width, sizes), width, apart) / size
+        start, end = divided(count * part, parts)[0] + rank, divided(count * (part + 1), parts)[0]
+        about = add_team(held, sum_on_cuda(x, begin, start, end, width, sizes), rank, width, apart) / size
         squares = 0.0
-        for at in range(start, end, width):
+        at = start
+        while at < end:
             away = entry_on_cuda(x, begin, at, sizes) - about
             squares += away * away
-        squares = add_team(held, squares, width, apart)
+            at += width
+        squares = add_team(held, squares, rank, width, apart)
         if rank == 0 and line + team < lines:
             if parts > 1:
                 found[0, part, result], found[1, part, result] = about, squares
             else:
                 mean[result], variance[result] = about, squares / size
+        line += cuda.gridDim.x * teams
 
 
 def join_on_cuda(
@@ -84,18 +88,24 @@ def join_on_cuda(
     """The mean of the parts' means; then the squares about these, and these about that (Chan, Golub and LeVeque)."""
     held = cuda.shared.array(THREADS, np.float64)
     parts, count = found.shape[1], across * length
-    (team, rank), teams = stand(width, apart), THREADS // width
-    for line in range(cuda.blockIdx.x * teams, mean.size, cuda.gridDim.x * teams):
+    team, rank, teams = stand(width, apart)
+    line = cuda.blockIdx.x * teams
+    while line < mean.size:
         result, total, squares = min(line + team, mean.size - 1), 0.0, 0.0
-        for part in range(rank, parts, width):
+        part = rank
+        while part < parts:
             total += size_of_part(count, part, parts) * found[0, part, result]
-        about = add_team(held, total, width, apart) / count
-        for part in range(rank, parts, width):
+            part += width
+        about = add_team(held, total, rank, width, apart) / count
+        part = rank
+        while part < parts:
             away = found[0, part, result] - about
             squares += found[1, part, result] + size_of_part(count, part, parts) * away * away
-        squares = add_team(held, squares, width, apart)
+            part += width
+        squares = add_team(held, squares, rank, width, apart)
         if rank == 0 and line + team < mean.size:
             mean[result], variance[result] = about, squares / count
+        line += cuda.gridDim.x * teams
 
 
 _moments = LaidOnCuda(
@@ -123,21 +133,25 @@ def sum_about_on_cuda(
     """Add up the weights of a part, and their products with what the entries are from the mean."""
     held = cuda.shared.array(THREADS, np.float64)
     sizes, parts, count = (across, middle, length, kept), found.shape[1], across * length
-    (team, rank), teams, lines = stand(width, apart), THREADS // width, found.shape[1] * mean.size
-    for line in range(cuda.blockIdx.x * teams, lines, cuda.gridDim.x * teams):
+    (team, rank, teams), lines = stand(width, apart), found.shape[1] * mean.size
+    line = cuda.blockIdx.x * teams
+    while line < lines:
         own = min(line + team, lines - 1)
-        part, result = own // mean.size, own % mean.size
+        part, result = divided(own, mean.size)
         begin, about, one, other = first_entry(result, sizes), mean[result], 0.0, 0.0
-        for at in range(count * part // parts + rank, count * (part + 1) // parts, width):
+        at, end = divided(count * part, parts)[0] + rank, divided(count * (part + 1), parts)[0]
+        while at < end:
             weight = entry_on_cuda(weights, begin, at, sizes)
             one += weight
             other += weight * (entry_on_cuda(x, begin, at, sizes) - about)
-        one, other = add_team(held, one, width, apart), add_team(held, other, width, apart)
+            at += width
+        one, other = add_team(held, one, rank, width, apart), add_team(held, other, rank, width, apart)
         if rank == 0 and line + team < lines:
             if parts > 1:
                 found[0, part, result], found[1, part, result] = one, other
             else:
                 total[result], product[result] = one, other
+        line += cuda.gridDim.x * teams
 
 
 def join_about_on_cuda(
@@ -155,15 +169,19 @@ def join_about_on_cuda(
     apart: int,
 ) -> None:
     held = cuda.shared.array(THREADS, np.float64)
-    (team, rank), teams = stand(width, apart), THREADS // width
-    for line in range(cuda.blockIdx.x * teams, mean.size, cuda.gridDim.x * teams):
+    team, rank, teams = stand(width, apart)
+    line = cuda.blockIdx.x * teams
+    while line < mean.size:
         result, one, other = min(line + team, mean.size - 1), 0.0, 0.0
-        for part in range(rank, found.shape[1], width):
+        part, stop = rank, found.shape[1]
+        while part < stop:
             one += found[0, part, result]
             other += found[1, part, result]
-        one, other = add_team(held, one, width, apart), add_team(held, other, width, apart)
+            part += width
+        one, other = add_team(held, one, rank, width, apart), add_team(held, other, rank, width, apart)
         if rank == 0 and line + team < mean.size:
             total[result], product[result] = one, other
+        line += cuda.gridDim.x * teams
 
 
 _sums = LaidOnCuda(

@@ -12,7 +12,7 @@ import numpy as np
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, jitable
 from flowrt.kernels.language.twin import THREADS, cuda
-from flowrt.kernels.ops.teams import AT_ONCE, Teams, reduce_team, stand, teams_for
+from flowrt.kernels.ops.teams import AT_ONCE, Teams, divided, reduce_team, stand, teams_for
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.table import Attrs
@@ -33,8 +33,8 @@ class LaidOnCuda:
     """How twins of so many operands with all entries, and so many with the results' shape, are laid out.
 
     All are flat. Words are four sizes: outermost ones told apart, of which each has every result's ``across`` groups of
-    ``length`` entries, ``middle`` and ``kept`` results side by side; and how teams stand. What was found of every part is
-    ``kinds`` numbers for each result. Inputs that are ``ignored`` lie behind the entries.
+    ``length`` entries, ``middle`` and ``kept`` results side by side; and how teams stand. What was found of every part
+    is ``kinds`` numbers for each result. Inputs that are ``ignored`` lie behind the entries.
     """
 
     def __init__(
@@ -82,15 +82,16 @@ class LaidOnCuda:
 def first_entry(result: int, sizes: Any) -> int:
     """Where the first entry of a result lies."""
     across, middle, length, kept = sizes
-    group = result // kept
-    return (group // middle * across * middle + group % middle) * length * kept + result % kept
+    group, column = divided(result, kept)
+    outer, inner = divided(group, middle)
+    return (outer * across * middle + inner) * length * kept + column
 
 
 @jitable
 def entry_on_cuda(x: Any, begin: int, number: int, sizes: Any) -> Any:
     """One of the entries that come to the result whose first entry lies at ``begin``."""
     across, middle, length, kept = sizes
-    jump = 0 if across == 1 else number // length * (middle - 1) * length
+    jump = 0 if across == 1 else divided(number, length)[0] * (middle - 1) * length
     return x[np.uint64(begin + (number + jump) * kept)]
 
 
@@ -119,30 +120,36 @@ def reduction_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any
     def reduce(x: Any, y: Any, found: Any, sizes: Any, width: int, apart: int) -> None:
         held = cuda.shared.array(THREADS, found.dtype)
         parts, count = found.shape[1], sizes[0] * sizes[2]
-        (team, rank), teams, lines = stand(width, apart), THREADS // width, found.shape[1] * y.size
-        for line in range(cuda.blockIdx.x * teams, lines, cuda.gridDim.x * teams):
+        (team, rank, teams), lines = stand(width, apart), found.shape[1] * y.size
+        line = cuda.blockIdx.x * teams
+        while line < lines:
             own = min(line + team, lines - 1)
-            part, result = own // y.size, own % y.size
-            at, end = count * part // parts + rank, count * (part + 1) // parts
+            part, result = divided(own, y.size)
+            at, end = divided(count * part, parts)[0] + rank, divided(count * (part + 1), parts)[0]
             mine = reduce_strand(x, found, first_entry(result, sizes), at, end, width, sizes)
-            whole = reduce_all(held, mine, width, apart)
+            whole = reduce_all(held, mine, rank, width, apart)
             if rank == 0 and line + team < lines:
                 if parts > 1:
                     found[0, part, result] = whole
                 else:
                     y[result] = finish(whole, count)
+            line += cuda.gridDim.x * teams
 
     def join(x: Any, y: Any, found: Any, sizes: Any, width: int, apart: int) -> None:
         held = cuda.shared.array(THREADS, found.dtype)
-        (team, rank), teams = stand(width, apart), THREADS // width
-        for line in range(cuda.blockIdx.x * teams, y.size, cuda.gridDim.x * teams):
+        team, rank, teams = stand(width, apart)
+        line = cuda.blockIdx.x * teams
+        while line < y.size:
             result = min(line + team, y.size - 1)
             mine = found[0, rank, result]
-            for part in range(rank + width, found.shape[1], width):
+            part, stop = rank + width, found.shape[1]
+            while part < stop:
                 mine = found.dtype.type(combine(mine, found[0, part, result]))
-            whole = reduce_all(held, mine, width, apart)
+                part += width
+            whole = reduce_all(held, mine, rank, width, apart)
             if rank == 0 and line + team < y.size:
                 y[result] = finish(whole, sizes[0] * sizes[2])
+            line += cuda.gridDim.x * teams
 
     return jitable(reduce), jitable(join)
 

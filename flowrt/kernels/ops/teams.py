@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import jitable
 from flowrt.kernels.language.twin import THREADS, cuda
@@ -48,25 +50,32 @@ def teams_for(results: int, count: int, *, along: bool) -> Teams:
 
 
 @jitable
-def stand(width: int, apart: int) -> tuple[int, int]:
-    """The thread's team, by number in its block, and its rank there."""
-    place = cuda.threadIdx.x
-    return place % apart + place // (apart * width) * apart, place // apart % width
+def divided(number: int, by: int) -> tuple[int, int]:
+    """The quotient and the remainder of what is not negative, which a device finds much sooner than of any integers."""
+    quotient = np.int64(np.uint64(number) // np.uint64(by))
+    return quotient, number - quotient * by
+
+
+@jitable
+def stand(width: int, apart: int) -> tuple[int, int, int]:
+    """The thread's team, by number in its block, its rank there, and how many teams a block has."""
+    row, column = divided(cuda.threadIdx.x, apart)
+    group, rank = divided(row, width)
+    return group * apart + column, rank, divided(THREADS, width)[0]
 
 
 def reduce_team(combine: Callable[..., Any]) -> Callable[..., Any]:
     """What makes one of all that a team's threads found, for each of them; all threads of the block call it."""
 
-    def reduce(held: Any, found: Any, width: int, apart: int) -> Any:
-        place = cuda.threadIdx.x
-        rank, half = place // apart % width, width // 2
+    def reduce(held: Any, found: Any, rank: int, width: int, apart: int) -> Any:
+        place, half = cuda.threadIdx.x, width >> 1
         held[place] = found
         cuda.syncthreads()
         while half > 0:
             if rank < half:
                 held[place] = combine(held[place], held[place + half * apart])
             cuda.syncthreads()
-            half //= 2
+            half >>= 1
         whole = held[place - rank * apart]
         cuda.syncthreads()
         return whole

@@ -18,7 +18,7 @@ from flowrt.kernels.ops.index import around
 from flowrt.kernels.ops.nn.softmax import NOT_A_CLASS, examples
 from flowrt.kernels.ops.reduce import larger
 from flowrt.kernels.ops.slices import row_of
-from flowrt.kernels.ops.teams import add_team, reduce_team, stand, teams_for
+from flowrt.kernels.ops.teams import add_team, divided, reduce_team, stand, teams_for
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
@@ -42,44 +42,56 @@ def _rows_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mappin
 def largest_on_cuda(x: Any, o: int, i: int, rank: int, width: int, apart: int, held: Any) -> Any:
     """The largest entry of a line, NaN if one is."""
     best = held.dtype.type(x[o, 0, i])
-    for k in range(rank, x.shape[1], width):
+    k, stop = rank, x.shape[1]
+    while k < stop:
         best = larger(best, held.dtype.type(x[o, k, i]))
-    return largest_of_team(held, best, width, apart)
+        k += width
+    return largest_of_team(held, best, rank, width, apart)
 
 
 @jitable
 def powers_on_cuda(x: Any, o: int, i: int, top: Any, rank: int, width: int, apart: int, held: Any) -> Any:
     """The sum of the exponentials of a line, less its largest entry."""
     found = 0.0
-    for k in range(rank, x.shape[1], width):
+    k, stop = rank, x.shape[1]
+    while k < stop:
         found += math.exp(x[o, k, i] - top)
-    return add_team(held, found, width, apart)
+        k += width
+    return add_team(held, found, rank, width, apart)
 
 
 @kernel("softmax", "cuda", layout=_rows_on_cuda)
 def softmax_on_cuda(x: Any, y: Any, width: int, apart: int) -> None:
     tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
-    (team, rank), teams, lines = stand(width, apart), THREADS // width, x.shape[0] * x.shape[2]
-    for line in range(cuda.blockIdx.x * teams, lines, cuda.gridDim.x * teams):
+    (team, rank, teams), lines = stand(width, apart), x.shape[0] * x.shape[2]
+    line = cuda.blockIdx.x * teams
+    while line < lines:
         own = min(line + team, lines - 1)
-        o, i = own // x.shape[2], own % x.shape[2]
+        o, i = divided(own, x.shape[2])
         top = largest_on_cuda(x, o, i, rank, width, apart, tops)
         share = y.dtype.type(1 / powers_on_cuda(x, o, i, top, rank, width, apart, sums))
-        for k in range(rank, x.shape[1] if line + team < lines else 0, width):
+        k, stop = rank, x.shape[1] if line + team < lines else 0
+        while k < stop:
             y[o, k, i] = math.exp(x[o, k, i] - top) * share
+            k += width
+        line += cuda.gridDim.x * teams
 
 
 @kernel("log_softmax", "cuda", layout=_rows_on_cuda)
 def log_softmax_on_cuda(x: Any, y: Any, width: int, apart: int) -> None:
     tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
-    (team, rank), teams, lines = stand(width, apart), THREADS // width, x.shape[0] * x.shape[2]
-    for line in range(cuda.blockIdx.x * teams, lines, cuda.gridDim.x * teams):
+    (team, rank, teams), lines = stand(width, apart), x.shape[0] * x.shape[2]
+    line = cuda.blockIdx.x * teams
+    while line < lines:
         own = min(line + team, lines - 1)
-        o, i = own // x.shape[2], own % x.shape[2]
+        o, i = divided(own, x.shape[2])
         top = largest_on_cuda(x, o, i, rank, width, apart, tops)
         rest = math.log(powers_on_cuda(x, o, i, top, rank, width, apart, sums))
-        for k in range(rank, x.shape[1] if line + team < lines else 0, width):
+        k, stop = rank, x.shape[1] if line + team < lines else 0
+        while k < stop:
             y[o, k, i] = (x[o, k, i] - top) - rest
+            k += width
+        line += cuda.gridDim.x * teams
 
 
 def _examples_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -94,8 +106,9 @@ def _examples_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
 @kernel("class_cross_entropy", "cuda", layout=_examples_on_cuda)
 def class_cross_entropy_on_cuda(logits: Any, labels: Any, y: Any, width: int, apart: int, run: Any) -> None:
     tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
-    (team, rank), teams, rows = stand(width, apart), THREADS // width, logits.shape[0]
-    for first in range(cuda.blockIdx.x * teams, rows, cuda.gridDim.x * teams):
+    (team, rank, teams), rows = stand(width, apart), logits.shape[0]
+    first = cuda.blockIdx.x * teams
+    while first < rows:
         row = min(first + team, rows - 1)
         label = row_of(labels[row], logits.shape[1], 0)
         known = label >= 0 and labels[row] >= 0
@@ -106,6 +119,7 @@ def class_cross_entropy_on_cuda(logits: Any, labels: Any, y: Any, width: int, ap
                 y[row] = rest - (logits[row, label, 0] - top)
         if not known:
             run[0] = NOT_A_CLASS
+        first += cuda.gridDim.x * teams
 
 
 @kernel("class_cross_entropy_slope", "cuda", layout=_examples_on_cuda)
@@ -113,47 +127,61 @@ def class_cross_entropy_slope_on_cuda(
     logits: Any, labels: Any, dy: Any, y: Any, width: int, apart: int, run: Any
 ) -> None:
     tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
-    (team, rank), teams, rows = stand(width, apart), THREADS // width, logits.shape[0]
-    for first in range(cuda.blockIdx.x * teams, rows, cuda.gridDim.x * teams):
+    (team, rank, teams), rows = stand(width, apart), logits.shape[0]
+    first = cuda.blockIdx.x * teams
+    while first < rows:
         row = min(first + team, rows - 1)
         label = row_of(labels[row], logits.shape[1], 0)
         known = label >= 0 and labels[row] >= 0
         if logits.shape[1] > 0:
             top = largest_on_cuda(logits, row, 0, rank, width, apart, tops)
             share = y.dtype.type(1 / powers_on_cuda(logits, row, 0, top, rank, width, apart, sums))
-            for k in range(rank, logits.shape[1] if known and first + team < rows else 0, width):
+            k, stop = rank, logits.shape[1] if known and first + team < rows else 0
+            while k < stop:
                 y[row, k] = dy[row] * (math.exp(logits[row, k, 0] - top) * share - (1 if k == label else 0))
+                k += width
         if not known:
             run[0] = NOT_A_CLASS
+        first += cuda.gridDim.x * teams
 
 
 @kernel("cross_entropy", "cuda", layout=_examples_on_cuda)
 def cross_entropy_on_cuda(logits: Any, labels: Any, y: Any, width: int, apart: int) -> None:
     tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
-    (team, rank), teams, rows = stand(width, apart), THREADS // width, logits.shape[0]
-    for first in range(cuda.blockIdx.x * teams, rows, cuda.gridDim.x * teams):
+    (team, rank, teams), rows = stand(width, apart), logits.shape[0]
+    first = cuda.blockIdx.x * teams
+    while first < rows:
         row, found = min(first + team, rows - 1), 0.0
         if logits.shape[1] > 0:
             top = largest_on_cuda(logits, row, 0, rank, width, apart, tops)
             rest = math.log(powers_on_cuda(logits, row, 0, top, rank, width, apart, sums))
-            for k in range(rank, logits.shape[1], width):
+            k, stop = rank, logits.shape[1]
+            while k < stop:
                 if labels[row, k] != 0:  # of the impossible ask nothing
                     found += labels[row, k] * (rest - (logits[row, k, 0] - top))
-        total = add_team(sums, found, width, apart)
+                k += width
+        total = add_team(sums, found, rank, width, apart)
         if rank == 0 and first + team < rows:
             y[row] = total
+        first += cuda.gridDim.x * teams
 
 
 @kernel("cross_entropy_slope", "cuda", layout=_examples_on_cuda)
 def cross_entropy_slope_on_cuda(logits: Any, labels: Any, dy: Any, y: Any, width: int, apart: int) -> None:
     tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
-    (team, rank), teams, rows = stand(width, apart), THREADS // width, logits.shape[0]
-    for first in range(cuda.blockIdx.x * teams, rows if logits.shape[1] > 0 else 0, cuda.gridDim.x * teams):
+    (team, rank, teams), rows = stand(width, apart), logits.shape[0]
+    first = cuda.blockIdx.x * teams
+    while first < rows and logits.shape[1] > 0:
         row, found = min(first + team, rows - 1), 0.0
-        for k in range(rank, logits.shape[1], width):
+        k, stop = rank, logits.shape[1]
+        while k < stop:
             found += labels[row, k]
-        weight = add_team(sums, found, width, apart)
+            k += width
+        weight = add_team(sums, found, rank, width, apart)
         top = largest_on_cuda(logits, row, 0, rank, width, apart, tops)
         share = y.dtype.type(weight / powers_on_cuda(logits, row, 0, top, rank, width, apart, sums))
-        for k in range(rank, logits.shape[1] if first + team < rows else 0, width):
+        k, stop = rank, logits.shape[1] if first + team < rows else 0
+        while k < stop:
             y[row, k] = dy[row] * (math.exp(logits[row, k, 0] - top) * share - labels[row, k])
+            k += width
+        first += cuda.gridDim.x * teams
