@@ -66,7 +66,7 @@ def walk_over(views: Sequence[View]) -> Walk:
     turning = iter(zip(*(strides for _, strides in axes), strict=True))
     strides, words = list[tuple[int, ...] | None](), list[int]()
     for n, _ in axes[:-1]:
-        words += [n, *_reciprocal(n)] if narrow else [n]
+        words += [n, *reciprocal(n)] if narrow else [n]
     for view, start in zip(views, lowest, strict=True):
         if view.contiguous:
             strides.append(None)
@@ -94,7 +94,7 @@ def _reach(view: View) -> int:
     return sum(abs((n - 1) * stride) for n, stride in zip(view.shape, view.strides, strict=True))
 
 
-def _reciprocal(divisor: int) -> tuple[int, int]:
+def reciprocal(divisor: int) -> tuple[int, int]:
     """A factor and a shift with which all numbers below 2**31 are divided (Granlund and Montgomery 1994)."""
     digits = (divisor - 1).bit_length()
     return (1 << (31 + digits)) // divisor + 1, 31 + digits

@@ -29,7 +29,7 @@ from flowrt.kernels.language.reductions import (
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel, pieces
 from flowrt.kernels.launch import in_ways
 from flowrt.kernels.ops.partials import Parted, Reduced, register_parted
-from flowrt.kernels.ops.reduce_on_cuda import LaidOnCuda, reduction_on_cuda, with_sizes
+from flowrt.kernels.teams.reductions import LaidOnCuda, reduction_on_cuda, with_sizes
 from flowrt.kernels.tiles.rowmoves import add_row
 from flowrt.kernels.tiles.squares import LANES, transpose_rows
 

@@ -18,7 +18,7 @@ from flowrt.kernels.ops.index import around
 from flowrt.kernels.ops.nn.softmax import NOT_A_CLASS, examples
 from flowrt.kernels.ops.reduce import larger
 from flowrt.kernels.ops.slices import row_of
-from flowrt.kernels.ops.teams import add_team, divided, reduce_team, stand, teams_for
+from flowrt.kernels.teams.standing import add_team, divided, reduce_team, stand, teams_for
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec

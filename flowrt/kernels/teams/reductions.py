@@ -12,7 +12,7 @@ import numpy as np
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, jitable
 from flowrt.kernels.language.twin import THREADS, cuda
-from flowrt.kernels.ops.teams import AT_ONCE, Teams, divided, reduce_team, stand, teams_for
+from flowrt.kernels.teams.standing import AT_ONCE, Teams, divided, reduce_team, stand, teams_for
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.table import Attrs
