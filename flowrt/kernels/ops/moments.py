@@ -215,7 +215,7 @@ kernel(
 
 
 @jitable
-def size_of_part(count: int, part: int, parts: int) -> int:
+def size_of_part(count: int, part: int, parts: int) -> Any:
     """How many of ``count`` entries are in a part."""
     return divided(count * (part + 1), parts)[0] - divided(count * part, parts)[0]
 

@@ -79,7 +79,7 @@ class LaidOnCuda:
 
 
 @jitable
-def first_entry(result: int, sizes: Any) -> int:
+def first_entry(result: int, sizes: Any) -> Any:
     """Where the first entry of a result lies."""
     across, middle, length, kept = sizes
     group, column = divided(result, kept)

@@ -50,14 +50,14 @@ def teams_for(results: int, count: int, *, along: bool) -> Teams:
 
 
 @jitable
-def divided(number: int, by: int) -> tuple[int, int]:
+def divided(number: int, by: int) -> tuple[Any, Any]:
     """The quotient and the remainder of what is not negative, which a device finds much sooner than of any integers."""
     quotient = np.int64(np.uint64(number) // np.uint64(by))
     return quotient, number - quotient * by
 
 
 @jitable
-def stand(width: int, apart: int) -> tuple[int, int, int]:
+def stand(width: int, apart: int) -> tuple[Any, Any, Any]:
     """The thread's team, by number in its block, its rank there, and how many teams a block has."""
     row, column = divided(cuda.threadIdx.x, apart)
     group, rank = divided(row, width)
