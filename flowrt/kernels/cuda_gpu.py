@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -86,9 +87,19 @@ def check_usable(index: int) -> None:
 
 
 def check_compiler() -> None:
-    """Raise `ResourceError` where kernels cannot be compiled, as only the driver is installed and not NVIDIA's NVVM."""
+    """Raise `ResourceError` where kernels cannot be compiled.
+
+    Only the driver may be installed, and not NVIDIA's NVVM; or a NumPy that numba-cuda does not know yet, which it
+    finds out where it first compiles something of arrays.
+    """
     from numba.cuda.cudadrv import nvvm
 
+    try:
+        import_module("numba.cuda.np.arrayobj")
+    except (ImportError, AttributeError) as error:
+        raise ResourceError(
+            f"numba-cuda does not know NumPy {np.__version__} ({error}): pip install 'numpy<2.5', or a newer numba-cuda"
+        ) from error
     try:
         nvvm.NVVM()
     except Exception as error:

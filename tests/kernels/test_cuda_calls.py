@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 from collections import deque
 from ctypes import CDLL
 from typing import Any
@@ -143,4 +144,11 @@ def test_the_compiler_of_kernels_is_looked_for_before_a_step_needs_it(monkeypatc
 
     monkeypatch.setattr("numba.cuda.cudadrv.nvvm.NVVM", Missing)
     with pytest.raises(ResourceError, match=r"libNVVM cannot be found: pip install flowrt\[cuda13\], or \[cuda12\]"):
+        check_compiler()
+
+
+def test_a_numpy_that_numba_cuda_does_not_know_is_told_before_a_step_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 2.5, which has no ``row_stack`` any more: the module that names it cannot be imported."""
+    monkeypatch.setitem(sys.modules, "numba.cuda.np.arrayobj", None)
+    with pytest.raises(ResourceError, match=r"does not know NumPy .*: pip install 'numpy<2.5', or a newer"):
         check_compiler()
