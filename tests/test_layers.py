@@ -100,6 +100,7 @@ ROOMS = [
         "kernels/launch",
         "kernels/composite",
         "kernels/ops",
+        "kernels/nvidia",
         "kernels/fusion",
         "kernels/run",
         "kernels/emit",
@@ -132,7 +133,7 @@ WITHOUT_A_COMPILER = ["kernels/store/loading", "kernels/store/surroundings"]  # 
 OWNERS = {
     "numba": ["kernels/emit", *GPUS],
     "llvmlite": ["kernels/emit", *WITHOUT_A_COMPILER],
-    "cuda": ["kernels/cuda_calls"],
+    "cuda": ["kernels/cuda_calls", "kernels/nvidia/library"],
     "scipy": [],
     "aiohttp": ["net/door/heads"],
     "cryptography": ["net/door/certificates", "cluster/keys"],

@@ -16,7 +16,7 @@ from numba import cuda, typeof, types
 from numba.np.numpy_support import from_dtype
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.cuda_copies import CudaCopies, Gpu
+from flowrt.kernels.cuda_copies import CudaCopies, Gpu, Libraries, LibraryLaunch
 from flowrt.kernels.cuda_functions import bound
 from flowrt.kernels.cuda_fused import entries_together, entrywise, expression_of
 from flowrt.kernels.cuda_walk import walk_over
@@ -86,18 +86,46 @@ class PreparedStep:
 # ── launching ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class PreparedSteps:
-    """An op's steps on operands of fixed specs, ready to be issued on memory that holds them."""
+class CalledStep:
+    """A step that a library carries out, in the last of its application's scratch."""
 
-    def __init__(self, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> None:
+    blocks = 1
+
+    def __init__(self, step: LaunchStep, called: LibraryLaunch) -> None:
+        self.step, self._called = step, called
+
+    def launch(self, arrays: Sequence[Any], run: Any, on: tuple[Any, ...]) -> None:
+        """As `PreparedStep.launch`."""
+        self._called.launch([arrays[number] for number in self.step.operands], arrays[-1])
+
+
+class PreparedSteps:
+    """An op's steps on operands of fixed specs, ready to be issued on memory that holds them.
+
+    ``libraries`` carry out those of them that they can.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        inputs: Sequence[Spec],
+        outputs: Sequence[Spec],
+        attrs: Mapping[str, Any],
+        libraries: Libraries | None = None,
+    ) -> None:
         application = apply_kernel(op, inputs, outputs, attrs, "cuda")
-        self.scratch = (*application.scratch, *application.local)
-        self._specs = (*inputs, *outputs, *self.scratch)
         steps = [step for step in application.steps if isinstance(step, LaunchStep)]
         assert len(steps) == len(application.steps), "loops and branches are the host's"
         self.takes_run = any(step.kernel.takes_run for step in steps)
         self.may_fail = any(step.kernel.may_fail for step in steps)
-        self._steps = [PreparedStep(step) for step in steps]
+        called = [libraries.prepare(step) if libraries else None for step in steps]
+        workspace = max((each.workspace for each in called if each), default=0)
+        shared = [Spec("uint8", (workspace,))] if workspace else []  # by all calls, which follow each other
+        self.scratch = (*application.scratch, *application.local, *shared)
+        self._specs = (*inputs, *outputs, *self.scratch)
+        self._steps = [
+            CalledStep(step, each) if each else PreparedStep(step) for step, each in zip(steps, called, strict=True)
+        ]
 
     def may_overwrite(self, output: int, operand: int) -> bool:
         """Whether an output may lie where an input does: one launch writes each entry when it has read the input's."""
@@ -153,7 +181,8 @@ def run_kernel(
     gpu = open_gpu(0)
     copies = CudaCopies(gpu)
     try:
-        prepared = PreparedSteps(op, [Spec(a.dtype, a.shape) for a in inputs], outputs, attrs)
+        specs = [Spec(a.dtype, a.shape) for a in inputs]
+        prepared = PreparedSteps(op, specs, outputs, attrs, gpu.libraries)
         run = copies.put(np.zeros(RUN_WORDS, np.int64) if words is None else words)
         given = [copies.put(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in inputs]
         made = [gpu.allocate(max(spec.nbytes, 1)) for spec in (*outputs, *prepared.scratch)]

@@ -8,17 +8,40 @@ size, so that a tensor of any size takes no more pinned memory, and one is fille
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from flowrt.kernels.language.twin import SIMULATED
 
+if TYPE_CHECKING:
+    from flowrt.kernels.launch import LaunchStep
+
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 BUFFERS, BUFFER_BYTES = 2, 64 if SIMULATED else 4 << 20
 SMALL = BUFFER_BYTES // 64  # bytes that are copied on the stream of the kernels: two events cost more
+
+
+class LibraryLaunch(Protocol):
+    """A step as calls of a library's, which compute in so many bytes of ``workspace``."""
+
+    @property
+    def workspace(self) -> int: ...
+
+    def launch(self, operands: Sequence[Any], workspace: Any) -> None:
+        """Issue it on the step's operands, each as a flat array, on the stream ``computing``.
+
+        ``workspace`` has that many bytes at least, if it is asked for any.
+        """
+
+
+class Libraries(Protocol):
+    """What knows better ways about some steps than their twins."""
+
+    def prepare(self, step: LaunchStep) -> LibraryLaunch | None:
+        """The step, ready to be issued; None where the twin is to be launched."""
 
 
 class Gpu(Protocol):
@@ -34,6 +57,8 @@ class Gpu(Protocol):
     def copying(self) -> Any: ...
     @property
     def launching(self) -> tuple[Any, ...]: ...
+    @property
+    def libraries(self) -> Libraries | None: ...
 
     def allocate(self, nbytes: int) -> Any:
         """Memory, given back once nobody refers to it. Raises `MemoryError`."""

@@ -123,7 +123,7 @@ class CudaDriver:
 
     @tells_loss
     def prepare(self, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> CudaKernel:
-        return CudaKernel(self, PreparedSteps(op, inputs, outputs, attrs))
+        return CudaKernel(self, PreparedSteps(op, inputs, outputs, attrs, self.gpu.libraries))
 
     @tells_loss
     def launch(self, prepared: PreparedSteps, operands: Sequence[Any], words: Array) -> None:

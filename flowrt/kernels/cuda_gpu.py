@@ -112,12 +112,15 @@ class CudaGpu:
     def __init__(self, index: int) -> None:
         from numba import cuda
 
+        from flowrt.kernels.nvidia.libraries import CudaLibraries  # which know the twins that they stand for
+
         cuda.select_device(index)  # pushes its primary context, which kernels are loaded into, for this thread
         self._gone: deque[tuple[Callable[..., None], Any]] = deque()
         self._pool = calls.find_pool(index)
         calls.keep_freed(self._pool)
         self.computing, self.copying = calls.create_stream(), calls.create_stream()
         self.launching = (cuda.external_stream(int(self.computing)),)
+        self.libraries = CudaLibraries(self.computing)
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -190,6 +193,7 @@ class CudaGpu:
             for stream in (self.computing, self.copying):
                 calls.synchronize(stream)
             self._settle()
+            self.libraries.close()
             for event in events:
                 calls.destroy_event(event)
             for stream in (self.computing, self.copying):

@@ -90,6 +90,7 @@ class SimulatedGpu:
     computing: Any = "computing"
     copying: Any = "copying"
     launching: tuple[Any, ...] = ()
+    libraries: Any = None
 
     def allocate(self, nbytes: int) -> Any:
         return np.empty(nbytes, np.uint8)
