@@ -163,7 +163,7 @@ def _any_number(rows: Spec) -> Spec:
 @op(gradient=None)
 def bring(x: Operand) -> Result:
     """``x`` in the memory of the device that this is on; put in where a step is split over devices of one task."""
-    return x.without_value()
+    return x
 
 
 @op(effect=True, gradient=None)

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.errors import SpecError
 from flowrt.base.plan import Plan, PlanFeed, PlanNode
+from flowrt.base.spec import Spec, spec_of, value_known
 from flowrt.base.traits import Elsewhere, traits_of
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup, sizing
@@ -119,6 +121,7 @@ class _Cut:
         self._order = {FED: -1} | {i: place for place, i in enumerate(step.nodes)}
         self._place: dict[int, tuple[int, int, int]] = {}  # the step's order, with what was put in beside its cause
         self._arrived: dict[tuple[Ref, Device], Ref] = {}
+        self._sizes: dict[Ref, Spec | None] = {}
         self._told: dict[tuple[tuple[int, ...], str], int] = {}
         self._fed: list[list[Transfer]] = [[] for _ in step.feeds]
         self._answers: dict[Ref, Transfer] = {}
@@ -184,10 +187,45 @@ class _Cut:
         return self._carry(self._bring(ref, source.on_host, ref[0]), source.on_host, device, consumer)
 
     def _bring_apart(self, node: StepNode, device: Device) -> tuple[Ref, ...]:
-        """The inputs of a node on ``device``, those in the host's memory whose values decide sizes."""
+        """The inputs of a node on ``device``, those in the host's memory whose values decide sizes.
+
+        What inference finds by itself decides sizes wherever it is, and is left there: the host need not be asked.
+        """
         sizes = set(sizing(node.op.name, node.attrs, len(node.inputs)))
-        where = [device.on_host if place in sizes else device for place in range(len(node.inputs))]
+        where = [
+            device.on_host if place in sizes and self._size(ref, device) is None else device
+            for place, ref in enumerate(node.inputs)
+        ]
         return tuple(self._bring(ref, there, node.id) for ref, there in zip(node.inputs, where, strict=True))
+
+    def _size(self, ref: Ref, device: Device) -> Spec | None:
+        """What inference finds of a value that is made on ``device`` by arithmetic of shapes, were all unknown sizes 2.
+
+        None where that is not all of it, or where something else is part of it.
+        """
+        if ref not in self._sizes:
+            self._sizes[ref] = self._infer_size(ref, device)
+        return self._sizes[ref]
+
+    def _infer_size(self, ref: Ref, device: Device) -> Spec | None:
+        node = self._step.nodes.get(ref[0])
+        if node is None or node.control or node.after or node.op.stateful:
+            return None
+        if node.op.name == "constant":
+            return spec_of(np.asarray(node.attrs["value"]))
+        if self._device[node.id] != device or self._step.spec(ref).dtype.kind not in "iu":
+            return None
+        inputs: list[Spec] = []
+        for source in node.inputs:
+            known = _as_if_known(self._step.spec(source)) if node.op.name in ON_HOST else self._size(source, device)
+            if known is None:
+                return None
+            inputs.append(known)
+        try:
+            found = node.op.infer(inputs, node.attrs)[ref[1]]
+        except SpecError:
+            return None
+        return found if value_known(found.value) else None
 
     def _copy(self, ref: Ref, device: Device, consumer: int) -> Ref:
         """The value ``ref`` of another device of the same task."""
@@ -389,6 +427,11 @@ class _Cut:
                 )
             )
         return Plan(task, tuple(out), tuple(feeds.values()), tuple(value[ref] for ref in fetches))
+
+
+def _as_if_known(spec: Spec) -> Spec | None:
+    """``spec`` with 2 for every size that a step finds out; None where their number is not known."""
+    return None if spec.dims is None else Spec(spec.dtype, tuple(2 if dim is None else dim for dim in spec.dims))
 
 
 def _fed_to(nodes: Iterable[StepNode], feeds: Sequence[PlanFeed]) -> dict[int, PlanFeed]:

@@ -233,3 +233,33 @@ async def test_a_constant_of_the_host_may_decide_sizes_of_what_is_laid_out_at_on
     async with fr.Session(graph, options=fr.Options(devices=("cpu:0", "recorder:0"), optimize=False)) as session:
         for mine, plain in zip(found, await session.run([loss, slope], {x: fed}), strict=True):
             np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-7)
+
+
+async def test_arithmetic_of_shapes_asks_neither_the_host_nor_the_device(world: World) -> None:
+    """Sizes that only a step knows part nothing: the step is one region, and no kernel computes them."""
+    rng = np.random.default_rng(5)
+    with fr.Graph() as graph, fr.device("recorder:0"):
+        x = fr.placeholder("float32", (None, None))
+        rows, columns = fr.shape_of(x)[0], fr.shape_of(x)[1]
+        folded = fr.reshape(fr.exp(x), fr.stack([rows * 2, columns // 2]))
+        y = fr.mean(folded, axis=0) + fr.reshape(fr.sum(x), (1,)) / fr.astype(rows, "float32")
+    async with fr.Session(graph, options=ONE) as session:
+        for shape in ((3, 4), (3, 4), (5, 2), (3, 4)):
+            given = rng.normal(size=shape).astype(np.float32)
+            found = await session.run(y, {x: given})
+            expected = np.exp(given).reshape(2 * shape[0], -1).mean(axis=0) + given.sum() / shape[0]
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+            calls = world.calls()
+        assert calls.count("finish") == 1
+
+
+async def test_what_is_computed_of_constants_alone_is_computed_once(world: World) -> None:
+    with fr.Graph() as graph, fr.device("recorder:0"):
+        x = fr.placeholder("float32", (None,))
+        loss = fr.mean(fr.square(x))
+        (gradient,) = fr.gradients([loss], [x])
+    (batch,) = np.float32([[1, 2, 3, 4]])
+    async with fr.Session(graph, options=ONE) as session:
+        found = await session.run(gradient, {x: batch})
+        assert world.calls().count("launch") <= 3  # of 1/4 times 2 x: what counts and divides is no launch
+    np.testing.assert_allclose(found, batch / 2)

@@ -24,7 +24,7 @@ from flowrt.sched.devices.holding import Holding
 from flowrt.sched.devices.looping import Bodies, BodyUnit, Run
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.replaying import WholeRegions, has_bodies, may_size
-from flowrt.sched.regions.lives import infer
+from flowrt.sched.regions.lives import infer, inferred_whole, known_array
 from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, variable_spec
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Issuer:
         if is_alias(node.op):
             (spec,) = self._infer(node, inputs)
             return (self._here(inputs[0], node).seen_as(spec),)
-        return self._compute(position, node, inputs, run)
+        return self._inferred(node, inputs) or self._compute(position, node, inputs, run)
 
     def _constant(self, position: int, node: PlanNode) -> Value:
         found = self._constants.get(position)
@@ -133,6 +133,13 @@ class Issuer:
     def _here(self, value: Value, node: PlanNode) -> DeviceArray:
         """A value in the device's memory: what decides sizes comes from the host's."""
         return value if isinstance(value, DeviceArray) else self._arena.hold(value, node.where())
+
+    def _inferred(self, node: PlanNode, inputs: Sequence[Value]) -> list[Value]:
+        """What inference finds of what the host has, as it does of shapes; nothing where that is not all."""
+        if not all(isinstance(value, np.ndarray) for value in inputs):
+            return []
+        outputs = self._infer(node, inputs)
+        return [known_array(spec) for spec in outputs] if inferred_whole(node, outputs) else []
 
     def _infer(self, node: PlanNode, inputs: Sequence[Value]) -> tuple[Spec, ...]:
         return infer(node, [value.spec if isinstance(value, DeviceArray) else spec_of(value) for value in inputs])

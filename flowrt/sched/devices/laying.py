@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
 from flowrt.base.traits import traits_of, writes
 from flowrt.base.valueclass import valueclass
+from flowrt.op import lookup
 from flowrt.sched.host.arena import lay_out
 from flowrt.sched.regions.lives import Lives, find_lives
 from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resources_of, variable_spec
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 BRING = "bring"
 BYTES = Spec("uint8", (0,))
+COMPUTED_ONCE = 1 << 16  # bytes that a node makes of constants, to be computed once
 
 
 class In(Enum):
@@ -54,6 +58,14 @@ class Home:
     spec: Spec = BYTES
     first: int = 0
     last: int = 0
+
+
+class Evaluate(Protocol):
+    """Computes an op on the host, of arrays, into arrays of these specs."""
+
+    def __call__(
+        self, op: str, inputs: Sequence[Array], outputs: Sequence[Spec], attrs: Mapping[str, Any]
+    ) -> Sequence[Array]: ...
 
 
 class CopyKernels(Protocol):
@@ -145,13 +157,20 @@ class _Whole:
 
 
 def lay(
-    plan: Plan, region: Region, inputs: Sequence[Spec], prepare: PrepareKernel, copies: CopyKernels
+    plan: Plan,
+    region: Region,
+    inputs: Sequence[Spec],
+    prepare: PrepareKernel,
+    copies: CopyKernels,
+    evaluate: Evaluate,
 ) -> RegionLayout:
     """Lay ``region`` out for inputs of these concrete specs; those of ``shape_inputs`` carry their values.
 
+    What is computed of constants alone is one itself: ``evaluate`` answers it, or raises `FlowrtError`.
     Raises `SpecError` naming the node that does not fit, `DataDependent` where the shapes cannot be known beforehand.
     """
     lives = find_lives(plan, region, inputs)
+    _compute_once(lives, evaluate)
     kernels: dict[int, _Whole] = {}
     for index, node, _ in lives.nodes():
         if lives.computes(index) and node.op != BRING:
@@ -162,6 +181,20 @@ def lay(
     layer.decide_outputs()
     layer.issue()
     return layer.layout()
+
+
+def _compute_once(lives: Lives, evaluate: Evaluate) -> None:
+    """Compute once what needs nothing but constants: a launch takes long, however little it does."""
+    for index, node, values in lives.nodes():
+        outputs = [lives.specs[value] for value in values]
+        known = all(lives.roots[value] in lives.constants for value in node.inputs)
+        if not known or not lives.computes(index) or lookup(node.op).stateful:
+            continue
+        if sum(spec.nbytes for spec in outputs) <= COMPUTED_ONCE:
+            inputs = [lives.constants[lives.roots[v]].reshape(lives.specs[v].concrete) for v in node.inputs]
+            with suppress(FlowrtError):  # it fails again in the step, where its error belongs
+                for value, array in zip(values, evaluate(node.op, inputs, outputs, node.attrs), strict=True):
+                    lives.know(value, array)
 
 
 @dataclass(slots=True)
@@ -236,7 +269,8 @@ class _Layer:
                 if index not in self.sharing.carried:
                     self._write(index, node)
             elif node.op == BRING:
-                self._bring(index, node, values[0])
+                if self.lives.computes(index):
+                    self._bring(index, node, values[0])
             elif index in self.kernels:
                 homes = [*(self._home_of(v) for v in node.inputs), *(self._make(v) for v in values)]
                 writing = any(v in self.sharing.homed for v in values)
@@ -316,8 +350,8 @@ class _Layer:
     def _tensors(self) -> Iterator[LaidTensor]:
         lives, region = self.lives, self.lives.region
         leaving = {lives.roots[value] for value in region.outputs}
-        for index, node, values in lives.nodes():
-            for value in values if index in self.kernels or node.op == BRING else ():
+        for index, _, values in lives.nodes():
+            for value in values if lives.computes(index) else ():
                 last = len(region.nodes) if value in leaving else lives.of[value].last
                 yield LaidTensor(lives.specs[value], region.nodes[index], index, last)
             for spec in self.kernels[index].kernel.scratch if index in self.kernels else ():

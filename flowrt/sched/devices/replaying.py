@@ -18,7 +18,7 @@ import numpy as np
 from flowrt.base.errors import GraphError, ResourceError, StepCancelled
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, replace_value, spec_of, value_known
-from flowrt.kernels.launch import STATUS, check
+from flowrt.kernels.launch import STATUS, check, run_kernel
 from flowrt.sched.devices.blame import finish, located, naming
 from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay
 from flowrt.sched.devices.memory import Arena, DeviceArray
@@ -145,7 +145,7 @@ class WholeRegions:
         if any(has_bodies(self._plan.nodes[position]) for position in region.nodes):
             return None
         try:
-            return _Known(lay(self._plan, region, specs, self._prepare, self._copying))
+            return _Known(lay(self._plan, region, specs, self._prepare, self._copying, run_kernel))
         except DataDependent:
             return None
 

@@ -111,9 +111,9 @@ def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
             lives.of.setdefault(lives.roots[value], Life(index, index))
         if node.op == CONSTANT:
             lives.know(values[0], np.ascontiguousarray(node.attrs["value"]))
-        elif _inferred_whole(node, outputs):
+        elif inferred_whole(node, outputs):
             for value, spec in zip(values, outputs, strict=True):
-                lives.know(value, _frozen(spec))
+                lives.know(value, known_array(spec))
             continue  # it reads nothing when the tape runs
         elif node.op == READ or writes(node.op):
             _touch(lives, node, index)
@@ -172,7 +172,7 @@ def _touch(lives: Lives, node: PlanNode, index: int) -> None:
         lives.touches.setdefault(name, []).append(index)
 
 
-def _inferred_whole(node: PlanNode, outputs: Sequence[Spec]) -> bool:
+def inferred_whole(node: PlanNode, outputs: Sequence[Spec]) -> bool:
     """Whether inference alone has found all that the node computes, as it does of shapes and their arithmetic."""
     if not outputs or is_alias(node.op) or lookup(node.op).stateful:
         return False
@@ -186,7 +186,8 @@ def _fits(spec: Spec) -> bool:
     return all(isinstance(entry, int) and limits.min <= entry <= limits.max for entry in entries)
 
 
-def _frozen(spec: Spec) -> np.ndarray[Any, Any]:
+def known_array(spec: Spec) -> np.ndarray[Any, Any]:
+    """The value that a spec knows."""
     array = np.array(spec.value, spec.dtype)
     array.setflags(write=False)
     return array
