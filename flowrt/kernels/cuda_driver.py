@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     class LaunchedKernel(Protocol):
         """What can be launched: of this driver's, or of the scheduler's."""
 
+        @property
+        def may_fail(self) -> bool: ...
+
         def launch(self, operands: Sequence[Any], words: Array) -> None: ...
 
 
@@ -181,7 +184,8 @@ class CudaDriver:
 
 
 class CudaRecording:
-    """Launches as a CUDA graph: one call issues them all, and the copies of their words there and back.
+    """Launches as a CUDA graph: one call issues them all, and the copies of their words there and back, where any
+    kernel looks at them, or may leave something there.
 
     The graph holds addresses, so the memory that it is for stays while this does.
     """
@@ -200,11 +204,14 @@ class CudaRecording:
 
     def _issue(self) -> None:
         size, gpu = 8 * RUN_WORDS, self._driver.gpu
-        gpu.send(self._bytes, self._table, gpu.computing)
+        kernels = [kernel for kernel, _ in self._launches]
+        if any(getattr(kernel, "takes_run", False) for kernel in kernels):
+            gpu.send(self._bytes, self._table, gpu.computing)
         for number, ((kernel, operands), words) in enumerate(zip(self._launches, self.words, strict=True)):
             with self._driver.telling(self._table[number * size : (number + 1) * size].view(np.int64)):
                 kernel.launch(operands, words)
-        gpu.fetch(self._table, self._bytes, gpu.computing)
+        if any(kernel.may_fail for kernel in kernels):
+            gpu.fetch(self._table, self._bytes, gpu.computing)
 
 
 class CudaKernel:
@@ -212,7 +219,7 @@ class CudaKernel:
 
     def __init__(self, driver: CudaDriver, prepared: PreparedSteps) -> None:
         self._driver, self._prepared = driver, prepared
-        self.scratch, self.may_fail = prepared.scratch, prepared.may_fail
+        self.scratch, self.may_fail, self.takes_run = prepared.scratch, prepared.may_fail, prepared.takes_run
         self.may_overwrite = prepared.may_overwrite
 
     def launch(self, operands: Sequence[Any], words: Array) -> None:

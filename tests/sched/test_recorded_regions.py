@@ -263,3 +263,23 @@ async def test_what_is_computed_of_constants_alone_is_computed_once(world: World
         found = await session.run(gradient, {x: batch})
         assert world.calls().count("launch") <= 3  # of 1/4 times 2 x: what counts and divides is no launch
     np.testing.assert_allclose(found, batch / 2)
+
+
+async def test_a_step_of_many_regions_is_recorded_as_a_whole(world: World) -> None:
+    """Each region has recordings of its own: a plan of more than one keeps would else record all anew in every run."""
+    regions = 70
+    with fr.Graph() as graph:
+        y = x = fr.placeholder("float32", (4,))
+        for _ in range(regions):
+            with fr.device("recorder:0"):
+                y = fr.exp(y)
+            with fr.device("cpu:0"):
+                y = fr.log(y)
+    given = np.float32([0.1, 0.2, 0.3, 0.4])
+    async with fr.Session(graph, options=fr.Options(devices=("recorder:0", "cpu:0"), optimize=False)) as session:
+        for _ in range(4):
+            found = await session.run(y, {x: given})
+            calls = world.calls()
+    np.testing.assert_allclose(found, given, rtol=1e-4)
+    assert calls.count("replay") == regions
+    assert calls.count("launch") == 0

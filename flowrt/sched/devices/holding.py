@@ -25,6 +25,11 @@ class Holding:
         self._arena, self._variables = arena, variables
         self._begun: dict[Name, DeviceArray] = {}
 
+    @property
+    def changes(self) -> int:
+        """How often so far any variable of the task came to lie elsewhere."""
+        return self._variables.changes
+
     def held(self, name: Name, spec: Spec) -> DeviceArray:
         """What a variable holds."""
         value: Any = self._variables.value(name, spec)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flowrt.sched.units import Unit
 
 Value: TypeAlias = "DeviceArray | Array"
-LAID_OUT = 64  # layouts of a plan on one device that are kept
+LAID_OUT = 64  # layouts of a region that are kept, each for inputs of other sizes
 RECORDED = 8  # of them that keep memory
 TURNS = 2  # recordings of one layout, where what one has made is still looked at when it runs again
 RENEWED = 16  # times that one is recorded anew, as its variables lie elsewhere, before that is given up
@@ -76,11 +76,17 @@ class _DeviceMemory:
 
 @dataclass(slots=True, eq=False)
 class _Again:
-    """What is recorded of a layout: with the memory that it is for, and a recording of each stretch."""
+    """What is recorded of a layout: with the memory that it is for, and a recording of each stretch.
+
+    ``taken`` are the inputs, by number, that are copied in, and where to; ``changed`` the variables that are written.
+    """
 
     memory: _DeviceMemory
     places: tuple[int, ...]
     stretches: list[RecordedLaunches]
+    taken: list[tuple[int, Any]]
+    changed: list[DeviceArray]
+    seen: int  # `Holding.changes` when the variables were found where they are
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +104,7 @@ class WholeRegions:
     def __init__(self, plan: Plan, arena: Arena, holding: Holding) -> None:
         self._plan, self._arena, self._holding = plan, arena, holding
         self._specs = plan.value_specs()
-        self._known: OrderedDict[Any, _Known | None] = OrderedDict()
+        self._known: dict[Region, OrderedDict[Any, _Known | None]] = {}
         self._copies: dict[int, Kernel] = {}
         self._part = getattr(arena.driver, "part", None)
         self._record = getattr(arena.driver, "record", None)
@@ -107,33 +113,38 @@ class WholeRegions:
     def carry_out(self, unit: Unit | BodyUnit, inputs: Sequence[Value], words: Array) -> list[Value] | None:
         """The outputs of a region, once all of it is done; None where it is to be issued node by node."""
         region = unit.issued
-        known = None if region is None or self._part is None else self._find(region, inputs)
+        if region is None or self._part is None:
+            return None
+        known = self._find(region, inputs)
         if known is None:
             return None
         with self._holding.changing(known.layout.changed):
-            return self._run(known, unit, inputs, words)
+            return self._run(region, known, unit, inputs, words)
 
     def let_go(self) -> None:
         """Have nothing recorded any more, as memory is short."""
-        for known in self._known.values():
-            if known is not None:
+        for layouts in self._known.values():
+            for known in _with_memory(layouts):
                 known.again.clear()
 
     # ── layouts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _find(self, region: Region, inputs: Sequence[Value]) -> _Known | None:
-        sizes = set(region.shape_inputs)
+        sizes, layouts = region.shape_inputs, self._known.setdefault(region, OrderedDict())
+        key: Any = tuple([(array.dtype, array.shape) for array in inputs])
+        if sizes:
+            deciding = zip(region.inputs, inputs, strict=True)
+            key = key, *[a.tobytes() for value, a in deciding if value in sizes and isinstance(a, np.ndarray)]
+        if key in layouts:
+            layouts.move_to_end(key)
+            return layouts[key]
         specs = [
             spec_of(array) if value in sizes and isinstance(array, np.ndarray) else self._planned(value, array)
             for value, array in zip(region.inputs, inputs, strict=True)
         ]
-        key = region, *specs
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
-        known = self._known[key] = self._lay(region, specs)
-        if len(self._known) > LAID_OUT:
-            self._known.popitem(last=False)
+        known = layouts[key] = self._lay(region, specs)
+        if len(layouts) > LAID_OUT:
+            layouts.popitem(last=False)
         return known
 
     def _planned(self, value: int, array: Value) -> Spec:
@@ -220,14 +231,15 @@ class WholeRegions:
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, known: _Known, unit: Unit | BodyUnit, inputs: Sequence[Value], words: Array) -> list[Value] | None:
+    def _run(
+        self, region: Region, known: _Known, unit: Unit | BodyUnit, inputs: Sequence[Value], words: Array
+    ) -> list[Value] | None:
         layout = known.layout
         known.runs += 1
         again = next((again for again in known.again if again.memory.is_alone), None)
         if again is not None:
-            again.memory.variables = self._variables(layout, unit)
-            if again.memory.places == again.places:
-                self._write(layout, inputs, again.memory)
+            if self._is_where_it_was(again, layout, unit):
+                self._write(again.taken, inputs)
                 self._replay(layout, again, words)
                 return self._outputs(layout, again.memory, inputs)
             known.again.remove(again)
@@ -236,20 +248,29 @@ class WholeRegions:
         memory = self._take(known, unit)
         if memory is None:
             return None
-        self._write(layout, inputs, memory)
+        taken = [(number, self._at(home, memory)) for number, home in layout.written]
+        self._write(taken, inputs)
         if self._record is not None and len(known.again) < TURNS and known.runs > 1 and known.renewed < RENEWED:
-            again = self._recorded(layout, memory)
+            again = self._recorded(region, layout, memory, taken)
             known.again.append(again)
             self._replay(layout, again, words)
         else:
             self._issue(layout, memory, words)
         return self._outputs(layout, memory, inputs)
 
-    def _write(self, layout: RegionLayout, inputs: Sequence[Value], memory: _DeviceMemory) -> None:
+    def _is_where_it_was(self, again: _Again, layout: RegionLayout, unit: Unit | BodyUnit) -> bool:
+        """Whether all variables lie where they were recorded, and nobody else looks at those that are written."""
+        if again.seen == self._holding.changes and all(array.is_alone for array in again.changed):
+            return True
+        again.memory.variables = self._variables(layout, unit)
+        again.seen = self._holding.changes
+        return again.memory.places == again.places
+
+    def _write(self, taken: Sequence[tuple[int, Any]], inputs: Sequence[Value]) -> None:
         """Bring the inputs to where they are taken from."""
         driver = self._arena.driver
-        for number, home in layout.written:
-            value, place = inputs[number], self._at(home, memory)
+        for number, place in taken:
+            value = inputs[number]
             if isinstance(value, DeviceArray):
                 driver.copy(value.storage.memory, place, value.nbytes)
             elif value.nbytes:
@@ -267,9 +288,11 @@ class WholeRegions:
             finish(self._arena.driver, self._nodes(stretch))
             self._look(stretch, left)
 
-    def _recorded(self, layout: RegionLayout, memory: _DeviceMemory) -> _Again:
+    def _recorded(
+        self, region: Region, layout: RegionLayout, memory: _DeviceMemory, taken: list[tuple[int, Any]]
+    ) -> _Again:
         assert self._record is not None
-        kept = [known for known in self._known.values() if known is not None and known.again]
+        kept = list(_with_memory(self._known[region]))
         for known in kept[: max(0, len(kept) - RECORDED + 1)]:
             known.again.clear()
         told = [
@@ -277,7 +300,11 @@ class WholeRegions:
             for stretch in layout.stretches
         ]
         with naming(self._nodes([launch for stretch in layout.stretches for launch in stretch])):
-            return _Again(memory, memory.places, [self._record(stretch) for stretch in told])
+            stretches = [self._record(stretch) for stretch in told]
+        changed = [
+            array for name, array in zip(layout.variables, memory.variables, strict=True) if name in layout.changed
+        ]
+        return _Again(memory, memory.places, stretches, taken, changed, self._holding.changes)
 
     def _replay(self, layout: RegionLayout, again: _Again, words: Array) -> None:
         """Have it done again; a stretch is waited for that may fail, and the last."""
@@ -287,7 +314,7 @@ class WholeRegions:
             recorded.words[:] = words
             with naming(self._nodes(stretch)):
                 recorded.replay()
-            finish(self._arena.driver, self._nodes(stretch))
+                self._arena.driver.finish()
             self._look(stretch, recorded.words)
 
     def _nodes(self, stretch: Sequence[PlacedKernel]) -> Iterator[PlanNode]:
@@ -295,7 +322,8 @@ class WholeRegions:
 
     def _look(self, stretch: Sequence[PlacedKernel], words: Array) -> None:
         """What became of the launches that may fail."""
-        for number, launch in enumerate(stretch):
+        for number in words[:, STATUS].nonzero()[0].tolist():
+            launch = stretch[number]
             if launch.kernel.may_fail:
                 node = self._plan.nodes[launch.node]
                 check(words[number], node.op, node.where)
@@ -319,6 +347,11 @@ class WholeRegions:
                 case _:
                     found.append(memory.constants[home.place].seen_as(spec))
         return found
+
+
+def _with_memory(layouts: Mapping[Any, _Known | None]) -> Iterator[_Known]:
+    """Those of which something is recorded, which keeps memory."""
+    return (known for known in layouts.values() if known is not None and known.again)
 
 
 def has_bodies(node: PlanNode) -> bool:
