@@ -7,6 +7,7 @@ lanes. When a unit is computed is not decided here: see `flowrt.sched.running`.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -35,11 +36,12 @@ from flowrt.sched.tape.interrupts import Noted, Unbroken
 from flowrt.sched.tape.tape import CANCELLED, Tape
 from flowrt.sched.tape.tapes import Tapes
 from flowrt.sched.units import NOTHING, Action, Unit, connect, find_units
+from flowrt.sched.visits import VisitRunner, find_visit
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
     from flowrt.sched.alone import Alone
-    from flowrt.sched.devices.device import Issuing
+    from flowrt.sched.devices.device import Issuing, OpenDevice
     from flowrt.sched.host.host import Host, RunContext
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.host.variables import Name
@@ -60,6 +62,7 @@ class Executor:
     def __init__(self, plan: Plan, host: Host, *, tapes: bool = True) -> None:
         self.plan = plan
         self.host = host
+        self._single_nodes = not tapes
         self.memory = host.memory
         self.units = find_units(plan, tapes=tapes)
         regions = sum(unit.region is not None for unit in self.units)
@@ -71,10 +74,10 @@ class Executor:
             if unit.region is not None
         }
         self._issuers: dict[str, Issuing] = {}  # by device, made when first asked for
+        self._visit = self._find_visit()
         self.wiring = connect(plan, self.units)
         self.demands = find_demands(plan, self.units, self.wiring.topology)
         self.sizes: dict[int, int] = {}  # by unit that may be put off: the bytes that it made last
-        self._single_nodes = not tapes
         self._admitted: OrderedDict[tuple[tuple[int, ...], ...], None] = OrderedDict()  # shapes fed that fit
         self.alone = alone = find_alone(plan, self.units)
         self._places = () if alone is None else alone.places
@@ -95,7 +98,7 @@ class Executor:
 
     def _admit(self, feeds: Sequence[Array]) -> None:
         """Raise `ResourceError` where a run with such feeds cannot fit, the first time that there are such."""
-        shapes = tuple([array.shape for array in feeds])
+        shapes = _shapes(feeds)
         if shapes in self._admitted or (self._single_nodes and self.memory.limit is None):
             return
         need = self.footprint([spec_of(array) for array in feeds]).peak - self.tapes.idle_bytes
@@ -120,23 +123,24 @@ class Executor:
         self.host.check_open()
         feeds = as_arrays(feeds)
         self._admit(feeds)
-        fetches = await self._run_in_lane(feeds, context)
+        run = self._run_in_lane if self._visit is None else self._visit.run
+        fetches = await run(feeds, context)
         if fetches is not None:
             return fetches
-        run = StepRun(self, feeds, context)
+        by_machine = StepRun(self, feeds, context)
         try:
-            failure = await run.finish()
+            failure = await by_machine.finish()
         except asyncio.CancelledError:
             with suppress(DeadTensorError):
-                if run.done and run.error is None:
-                    raise EndedAnyway(run.fetches()) from None
+                if by_machine.done and by_machine.error is None:
+                    raise EndedAnyway(by_machine.fetches()) from None
             raise
         if failure is not None:
             try:
                 raise failure
             finally:
                 del failure  # whose frames refer to this one
-        return run.fetches()
+        return by_machine.fetches()
 
     def begin(self, feeds: Sequence[Any], context: RunContext, news: Callable[[], None]) -> StepRun:
         """Run the plan as far as that takes no waiting; ``news`` is called whenever the run got further, or failed.
@@ -156,8 +160,13 @@ class Executor:
         """The fetches, where the plan is one tape that was made before and its variables are free; else None.
 
         Only a tape that is expected to take no more than ``within`` seconds is run; infinity is for callers whose
-        thread is theirs to hold. Where it answers None, nothing was done. May be called from any thread.
+        thread is theirs to hold, who may wait for another device, too. Where it answers None, nothing was done. May be
+        called from any thread.
         """
+        if self._visit is not None:
+            given = as_arrays(feeds)
+            known = within == math.inf and _shapes(given) in self._admitted
+            return self._visit.run_now(given, number, seed) if known else None
         return self.run_alone(feeds, number, seed, within) if self.alone is None or self.alone.is_closed else None
 
     def run_alone(
@@ -272,11 +281,21 @@ class Executor:
             case Action.BRING:
                 return (await device.take(inputs[0], self.plan.nodes[unit.nodes[0]].where()),)
             case Action.ISSUE:
-                issuer = self._issuers.get(device.name)
-                if issuer is None:
-                    issuer = self._issuers[device.name] = device.issuer(self.plan, self.host.variables)
-                return await device.run(issuer.carry_out, unit, inputs, words, stop=stop)
+                return await device.run(self._issuer(device).carry_out, unit, inputs, words, stop=stop)
         return await device.run(self.carry_out_timed, unit, inputs, words, stop=stop)
+
+    def _issuer(self, device: OpenDevice) -> Issuing:
+        if device.name not in self._issuers:
+            self._issuers[device.name] = device.issuer(self.plan, self.host.variables)
+        return self._issuers[device.name]
+
+    def _find_visit(self) -> VisitRunner | None:
+        """What runs the plan, where it is one region of another device's."""
+        visit = None if self._single_nodes else find_visit(self.plan, self.units)
+        if visit is None:
+            return None
+        device = self.host.devices[self.plan.nodes[visit.unit.nodes[0]].device]
+        return VisitRunner(visit, self.host, device, self._issuer(device))
 
     def carry_out(self, unit: Unit, ready: ReadyRun, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
         """Run a unit that need not wait, and whose variables are held, on the calling thread."""
@@ -308,6 +327,10 @@ def _lendable(plan: Plan, units: Sequence[Unit], task: str) -> dict[tuple[int, .
         if sent and sum(spec.nbytes for _, spec in read.values()) >= LENT_BYTES:
             found[unit.nodes] = [read[value] for value in unit.outputs]
     return found
+
+
+def _shapes(arrays: Sequence[Array]) -> tuple[tuple[int, ...], ...]:
+    return tuple([array.shape for array in arrays])
 
 
 def as_arrays(feeds: Sequence[Any]) -> list[Array]:

@@ -283,3 +283,20 @@ async def test_a_step_of_many_regions_is_recorded_as_a_whole(world: World) -> No
     np.testing.assert_allclose(found, given, rtol=1e-4)
     assert calls.count("replay") == regions
     assert calls.count("launch") == 0
+
+
+def test_a_blocking_step_visits_the_lane_once(world: World) -> None:
+    """A thread that waits in any case asks the lane itself, and gets results that are read there."""
+    graph, x, loss, update, w = a_step()
+    (batch,) = batches(4)
+    on_host = fr.Options(soft_placement=True)
+    with fr.BlockingSession(graph, options=ONE) as session, fr.BlockingSession(graph, options=on_host) as host:
+        step, there = session.compile([loss, update, w], [x]), host.compile([loss, update, w], [x])
+        for _ in range(5):
+            (mine, _, held), (other, _, beside) = step(batch), there(batch)
+            np.testing.assert_allclose(mine, other, rtol=1e-5)
+            np.testing.assert_allclose(held, beside, rtol=1e-5)
+            assert held.flags.writeable
+        with pytest.raises(fr.FlowrtError):
+            step(np.ones((4, 6), np.float32))
+        assert np.isfinite(step(batch)[0])

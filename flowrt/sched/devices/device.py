@@ -40,11 +40,17 @@ class OpenDevice(Protocol):
     async def run(self, function: Callable[..., T], *args: Any, stop: Callable[[], None] | None = None) -> T:
         """Call ``function`` in the device's lane and wait for it: see `Lanes.run`."""
 
+    def call(self, function: Callable[..., T], *args: Any, stop: Callable[[], None]) -> T:
+        """The same for a thread that may wait: see `Lanes.call`."""
+
     async def take(self, value: Any, where: str) -> Any:
         """A value of this task's in this device's memory; errors name ``where`` it is wanted."""
 
     async def give(self, value: Any) -> Array:
         """A value of this device's in the host's memory."""
+
+    def read(self, value: Any) -> Array:
+        """The same, in the device's lane."""
 
     def issuer(self, plan: Plan, variables: Variables) -> Issuing:
         """What carries out those units of a plan that are issued on the device, in its lane."""

@@ -41,6 +41,10 @@ class DriverDevice:
     async def run(self, function: Callable[..., T], *args: Any, stop: Callable[[], None] | None = None) -> T:
         return await self._lanes.run(self._guarded, function, *args, stop=stop)
 
+    def call(self, function: Callable[..., T], *args: Any, stop: Callable[[], None]) -> T:
+        answer: T = self._lanes.call(self._guarded, function, *args, stop=stop)
+        return answer
+
     def _guarded(self, function: Callable[..., T], *args: Any) -> T:
         """Call it, unless the device is lost; it is from when the driver says so."""
         if not self._lost:
@@ -60,9 +64,9 @@ class DriverDevice:
         return await self.run(self._arena.hold, value, where)
 
     async def give(self, value: Any) -> Array:
-        return await self.run(self._read, value)
+        return await self.run(self.read, value)
 
-    def _read(self, value: DeviceArray) -> Array:
+    def read(self, value: DeviceArray) -> Array:
         array = self._host.output(value.shape, value.dtype)
         self._driver.read(value.storage.memory, array)
         return array

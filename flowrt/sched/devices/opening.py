@@ -37,10 +37,16 @@ class HostDevice:
     async def run(self, function: Callable[..., T], *args: Any, stop: Callable[[], None] | None = None) -> T:
         return await self._lanes.run(function, *args, stop=stop)
 
+    def call(self, function: Callable[..., T], *args: Any, stop: Callable[[], None]) -> T:
+        return self._lanes.call(function, *args, stop=stop)
+
     async def take(self, value: Any, where: str) -> Any:
         return value if isinstance(value, np.ndarray) else await value.device.give(value)
 
     async def give(self, value: Any) -> Array:
+        return self.read(value)
+
+    def read(self, value: Any) -> Array:
         array: Array = value
         return array
 

@@ -221,7 +221,51 @@ class _Work:
         return answer
 
 
-def _serve(works: SimpleQueue[_Work | None]) -> None:
+class _Call:
+    """A call for a lane, and the thread that waits for its end."""
+
+    __slots__ = ("_answer", "_arguments", "_ended", "_error", "_function")
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._function, self._arguments = function, arguments
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def carry_out(self) -> None:
+        """Make the call, in a lane."""
+        arguments, self._arguments = self._arguments, ()
+        try:
+            self._answer = self._function(*arguments)
+        except BaseException as error:  # whoever waits is told, whatever it is
+            self._error = error
+        del arguments
+        self._ended.release()
+
+    def result(self, stop: Callable[[], None]) -> Any:
+        """The answer, once it is there; an interrupt meanwhile calls ``stop`` and is delivered then."""
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                self._ended.acquire()
+                break
+            except BaseException as error:
+                interrupt = error
+                stop()
+        answer, self._answer = self._answer, None
+        failure, self._error = self._error, None
+        try:
+            if interrupt is not None:
+                raise interrupt from failure
+            if failure is not None:
+                raise failure
+        finally:
+            del failure, interrupt  # they refer to this frame
+        return answer
+
+
+def _serve(works: SimpleQueue[_Work | _Call | None]) -> None:
     """A lane's life."""
     while (work := works.get()) is not None:
         work.carry_out()
@@ -241,7 +285,7 @@ class Lanes:
         self.crew = Crew(self.threads, empty=empty)
         self._name = name
         self._mutex = threading.Lock()
-        self._works: SimpleQueue[_Work | None] = SimpleQueue()
+        self._works: SimpleQueue[_Work | _Call | None] = SimpleQueue()
         self._started: list[threading.Thread] = []
         self._busy = 0  # works that were handed in and have not ended
         self._closed = False
@@ -263,7 +307,18 @@ class Lanes:
                 self._busy -= 1
         return answer
 
-    def _hand_in(self, work: _Work) -> None:
+    def call(self, function: Callable[..., T], *args: Any, stop: Callable[[], None]) -> T:
+        """As `run`, for a thread that may wait: of those that come, an interrupt calls ``stop``."""
+        call = _Call(function, args)
+        self._hand_in(call)
+        try:
+            answer: T = call.result(stop)
+        finally:
+            with self._mutex:
+                self._busy -= 1
+        return answer
+
+    def _hand_in(self, work: _Work | _Call) -> None:
         with self._mutex:
             if self._closed:
                 raise ClosedError("the lanes are closed")
@@ -282,7 +337,7 @@ class Lanes:
         _end_lanes(self._works, self._started, self.crew)
 
 
-def _end_lanes(works: SimpleQueue[_Work | None], started: list[threading.Thread], crew: Crew) -> None:
+def _end_lanes(works: SimpleQueue[_Work | _Call | None], started: list[threading.Thread], crew: Crew) -> None:
     """Have the lanes end after all that was handed in, and wait for them."""
     for _ in started:
         works.put(None)

@@ -1,0 +1,99 @@
+"""A plan that is one region of another device's, whose results are brought to the host: done in one visit of its lane.
+
+The step machine would come by once for the region and once for each result. Law: to find such a plan is pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flowrt.base.device import is_apart
+from flowrt.base.valueclass import valueclass
+from flowrt.kernels.launch import STATUS
+from flowrt.sched.running import own, run_words
+from flowrt.sched.tape.interrupts import Noted, Unbroken
+from flowrt.sched.tape.tape import CANCELLED
+from flowrt.sched.units import Action, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from flowrt.base.plan import Plan
+    from flowrt.sched.devices.device import Issuing, OpenDevice
+    from flowrt.sched.host.host import Host, RunContext
+
+    Array = np.ndarray[Any, Any]
+
+
+@valueclass
+class Visit:
+    """The ``unit`` of a plan that is issued to a device; ``wanted`` are, for each fetch, the value it is brought of."""
+
+    unit: Unit
+    wanted: tuple[int, ...]
+
+
+def find_visit(plan: Plan, units: Sequence[Unit]) -> Visit | None:
+    """The one region of a plan of these units that does nothing else but bring results to the host, if it is such."""
+    issued = [unit for unit in units if unit.issued is not None]
+    if len(issued) != 1:
+        return None
+    (unit,) = issued
+    fed = range(len(plan.feeds))
+    source = {value: value for value in (*fed, *unit.outputs)}
+    for other in units:
+        if other is not unit:
+            brings = other.action is Action.BRING and not other.control and other.inputs[0] in unit.outputs
+            if not brings or is_apart(plan.nodes[other.nodes[0]].device):
+                return None
+            source[other.outputs[0]] = other.inputs[0]
+    if unit.control or not set(unit.inputs) <= set(fed) or not set(plan.fetches) <= source.keys():
+        return None
+    return Visit(unit, tuple(source[value] for value in plan.fetches))
+
+
+class VisitRunner:
+    """Runs such a plan on a host."""
+
+    def __init__(self, visit: Visit, host: Host, device: OpenDevice, issuer: Issuing) -> None:
+        self._visit, self._host, self._device, self._issuer = visit, host, device, issuer
+
+    async def run(self, feeds: Sequence[Array], context: RunContext) -> list[Array] | None:
+        """The fetches; None where its variables are not free, and nothing was done."""
+        unit, variables, words = self._visit.unit, self._host.variables, run_words(context.number, context.seed)
+        if not variables.try_hold(unit.reads, unit.writes):
+            return None
+        try:
+            return await self._device.run(self._carry_out, feeds, words, stop=_stopping(words))
+        finally:
+            variables.release(unit.reads, unit.writes)
+
+    def run_now(self, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
+        """The same in a thread that may wait."""
+        unit, variables, words = self._visit.unit, self._host.variables, run_words(number, seed)
+        with Unbroken():
+            if not variables.try_hold(unit.reads, unit.writes):
+                return None
+            try:
+                with Noted(words):
+                    return self._device.call(self._carry_out, feeds, words, stop=_stopping(words))
+            finally:
+                variables.release(unit.reads, unit.writes)
+
+    def _carry_out(self, feeds: Sequence[Array], words: Array) -> list[Array]:
+        """Issue the region and read its results, in the device's lane."""
+        unit = self._visit.unit
+        values: dict[int, Any] = dict(enumerate(feeds))
+        outputs = self._issuer.carry_out(unit, [values[value] for value in unit.inputs], words)
+        values.update(zip(unit.outputs, outputs, strict=True))
+        found = [values[value] for value in self._visit.wanted]
+        read = [value if isinstance(value, np.ndarray) else self._device.read(value) for value in found]
+        return own(read, feeds, self._host.memory.copy)
+
+
+def _stopping(words: Array) -> Callable[[], None]:
+    """What has a run with these words stop after its present stretch."""
+    return lambda: words.__setitem__(STATUS, CANCELLED)
