@@ -14,6 +14,7 @@ from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, shorten
 from flowrt.kernels.store.locking import while_wanted
 from flowrt.misuse import standing
+from flowrt.sched.tape.interrupts import Unbroken
 from flowrt.session.interrupts import InterruptWatch
 from flowrt.session.session import Session
 
@@ -76,10 +77,15 @@ class LoopThread:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it; an interrupt of the calling thread cancels it."""
-        future = self._submit(work)
+        future: Any = None
         try:
+            with Unbroken():
+                future = self._submit(work)
             answer: T = future.result()
         except BaseException:
+            if future is None:
+                work.close()
+                raise
             if future.cancelled():
                 raise ClosedError(f"{user_site()}: the session was closed meanwhile") from None
             self._given_up = work
@@ -91,17 +97,14 @@ class LoopThread:
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
         if not self.is_ours:
-            work.close()
             raise ClosedError(
                 f"{user_site()}: the session belongs to the process that forked this one; open another here"
             )
         if threading.current_thread() is self._thread:
-            work.close()
             raise GraphError(f"{user_site()}: this runs on the session's own event loop, and would wait for itself")
         with from_site(user_site()), self._gate:
             if not self._closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
-        work.close()
         raise ClosedError(f"{user_site()}: the session is closed; use it inside its `with` block")
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from flowrt.sched.host.lanes import main_thread, this_thread
 from flowrt.sched.host.variables import Variables
 from flowrt.sched.tape.interrupts import Noted, present_run
 from flowrt.sched.tape.tape import CANCELLED
+from flowrt.session.blocking import LoopThread
 from flowrt.session.interrupts import NOBODY, _left, _line
 
 pytestmark = pytest.mark.usefixtures("interruptible")
@@ -30,12 +31,15 @@ import sys
 import numpy as np
 import flowrt as fr
 
-width, runs_before = eval(sys.argv[1]), int(sys.argv[2])
-with fr.Graph() as graph:
+width, runs_before, device = eval(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if device != "cpu:0":
+    import arena
+with fr.Graph() as graph, fr.device(device):
     x, turns = fr.placeholder("float32", width), fr.placeholder("int64", ())
     out = fr.while_loop(lambda i, y: i < turns, lambda i, y: (i + 1, fr.cos(y)), (0, x))[1]
-passing = fr.BlockingSession(graph).__enter__()
-with fr.BlockingSession(graph) as session:
+options = fr.Options(devices=(device,))
+passing = fr.BlockingSession(graph, options=options).__enter__()
+with fr.BlockingSession(graph, options=options) as session:
     passing.__exit__(None, None, None)  # it was the one that is told
     step = session.compile(out, [x, turns])
     start = np.ones(width, np.float32)
@@ -53,10 +57,20 @@ with fr.BlockingSession(graph) as session:
 @pytest.mark.parametrize("width", [(), (3,)], ids=["one kernel", "nested launches"])
 @pytest.mark.parametrize("runs_before", [0, 2, 12], ids=["first run", "later run", "direct call"])
 def test_ctrl_c_ends_a_loop_that_never_ends(width: tuple[int, ...], runs_before: int) -> None:
+    check_interrupted(width, runs_before, "cpu:0")
+
+
+@pytest.mark.parametrize("runs_before", [0, 2], ids=["first run", "later run"])
+def test_ctrl_c_ends_a_loop_on_a_device_whose_lane_the_main_thread_waits_for(runs_before: int) -> None:
+    check_interrupted((3,), runs_before, "arena:0")
+
+
+def check_interrupted(width: tuple[int, ...], runs_before: int, device: str) -> None:
     """A second signal is sent should the first have come between two steps of Python, just before the loop began."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(fr.__file__).parents[1])}
+    root = Path(fr.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "examples")))}
     child = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, str(width), str(runs_before)],
+        [sys.executable, "-c", ENDLESS, str(width), str(runs_before), device],
         stdout=subprocess.PIPE,
         env=environment,
         text=True,
@@ -73,6 +87,26 @@ def test_ctrl_c_ends_a_loop_that_never_ends(width: tuple[int, ...], runs_before:
             assert child.wait(60) == 0
         finally:
             child.kill()
+
+
+def test_an_interrupt_just_as_a_run_is_handed_over_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody would ever wait for it, and what comes next would wait for its lane for good."""
+    with fr.Graph() as graph:
+        turns = fr.placeholder("int64", ())
+        out = fr.while_loop(lambda i: i < turns, lambda i: (i + 1,), (0,))[0]
+    with fr.BlockingSession(graph, options=fr.Options(threads=1, optimize=False)) as session:
+        submit = LoopThread._submit
+
+        def submit_and_interrupt(self: LoopThread, work: Any) -> Any:
+            found = submit(self, work)
+            signal.raise_signal(signal.SIGINT)
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(LoopThread, "_submit", submit_and_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                session.run(out, {turns: 1 << 60})
+        assert session.run(out, {turns: 3}) == 3
 
 
 def test_whoever_has_the_wake_up_descriptor_keeps_it() -> None:
