@@ -123,6 +123,11 @@ class LinkStore:
             raise ResourceError(f"{where}: no memory to receive {spec}, {nbytes} bytes: {error}") from error
 
 
+def is_small(spec: Spec) -> bool:
+    """Whether all values of ``spec`` are pushed."""
+    return spec.known and spec.nbytes <= SMALL
+
+
 def is_large(spec: Spec) -> bool:
     """Whether all values of ``spec`` are more than what is pushed: they are pulled, as soon as they are wanted."""
     return spec.known and spec.nbytes > SMALL

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,21 +78,20 @@ class World:
 
 
 @asynccontextmanager
-async def world(**limits: int | None) -> AsyncIterator[World]:
-    """Two nodes, ``ps`` and ``worker``, with these memory limits, each holding a variable of ones."""
-    token = new_token()
-    hosts = {task: Host(task, threads=1, memory_limit=limits.get(task.split("/")[1][4:])) for task in TASKS}
+async def world(*tasks: str, **limits: int | None) -> AsyncIterator[World]:
+    """Two nodes, ``ps`` and ``worker``, or these, with these memory limits, each holding a variable of ones."""
+    token, tasks = new_token(), tasks or TASKS
+    hosts = {task: Host(task, threads=1, memory_limit=limits.get(task.split("/")[1][4:])) for task in tasks}
     nodes = {task: NetworkNode(host, token) for task, host in hosts.items()}
     try:
-        async with (
-            asyncio.timeout(60),
-            nodes[PS].serving("127.0.0.1", 0) as ps,
-            nodes[WORKERS[0]].serving("127.0.0.1", 0) as worker,
-        ):
-            addresses = {PS: ("127.0.0.1", ps.port), WORKERS[0]: ("127.0.0.1", worker.port)}
+        async with asyncio.timeout(60), AsyncExitStack() as stack:
+            served = {
+                task: await stack.enter_async_context(node.serving("127.0.0.1", 0)) for task, node in nodes.items()
+            }
+            addresses = {task: ("127.0.0.1", serving.port) for task, serving in served.items()}
             async with Master(addresses, token, name="job") as master:
                 made = World(master, hosts, nodes, addresses, token)
-                for task in TASKS:
+                for task in tasks:
                     await made.run(await master.register(**counter(task, "c")["assign"]), np.ones(3))
                 yield made
     finally:

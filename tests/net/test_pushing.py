@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_plans import CLIENT, PS, WORKERS, Writer, counter, echo, relay
+from cluster_plans import CLIENT, PS, WORKERS, Writer, chain, counter, echo, relay
 from test_brief import read
 from test_faults import TASKS, world
 
@@ -20,7 +20,7 @@ from flowrt.net.link import SMALL, TensorLink
 from flowrt.net.master.master import Master
 from flowrt.net.stream.connection import Connection
 from flowrt.net.wire.messages import Announce
-from flowrt.net.wire.steps import Push, Start
+from flowrt.net.wire.steps import Done, Push, Start
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import rendezvous as rendezvous_module
 from flowrt.sched.host.rendezvous import DEAD, Announced, Rendezvous
@@ -60,7 +60,7 @@ def counted() -> Iterator[Counter[str]]:
         counts.pop(beat, None)
 
 
-async def test_a_repeated_step_of_two_nodes_takes_a_message_each_way_and_no_task() -> None:
+async def test_a_repeated_step_of_two_nodes_takes_a_message_to_each_one_between_them_one_end_and_no_task() -> None:
     async with world() as made:
         step = await made.master.register(**relay(*TASKS, SCALAR))
         for _ in range(20):  # until its tapes are made and known to be short
@@ -68,7 +68,49 @@ async def test_a_repeated_step_of_two_nodes_takes_a_message_each_way_and_no_task
         with counted() as counts:
             for number in range(5):
                 assert (await made.run(step, number))[0] == 4 * number
-        assert counts == {"Start": 10, "Push": 5, "Done": 10}
+        assert counts == {"Start": 10, "Push": 5, "Done": 5}
+        await made.assert_well()
+
+
+async def test_of_nodes_in_a_row_the_last_says_for_all_that_they_have_ended() -> None:
+    tasks = (PS, *WORKERS)
+    async with world(*tasks) as made:
+        step = await made.master.register(**chain(*tasks, SCALAR))
+        for _ in range(20):
+            await made.run(step, 1.0)
+        with counted() as counts:
+            for number in range(5):
+                assert (await made.run(step, number))[0] == 8 * number
+        assert counts == {"Start": 15, "Push": 10, "Done": 5}
+        await made.assert_well()
+
+
+async def test_a_step_that_is_cancelled_after_silent_ends_is_whole_if_the_last_had_ended_it_too() -> None:
+    tasks = (PS, *WORKERS)
+    async with world(*tasks) as made:
+        step = await made.master.register(**chain(*tasks, SCALAR))
+        for _ in range(20):
+            await made.run(step, 1.0)
+        finish, late, answered = Master._finish, [], set()
+
+        def hear_the_last_late(master: Master, open_step: Any, task: str, done: Done) -> None:
+            if task == tasks[-1]:
+                late.append((master, open_step, task, done))
+                if len(late) == 1:
+                    run.cancel()
+                return
+            finish(master, open_step, task, done)
+            answered.add(task)
+            if answered == {*tasks[:-1]}:
+                for each in late:
+                    finish(*each)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Master, "_finish", hear_the_last_late)
+            run = asyncio.ensure_future(made.run(step, 2.0))
+            with pytest.raises(EndedAnyway) as ended:
+                await run
+        assert ended.value.values[0] == 16.0
         await made.assert_well()
 
 
@@ -261,9 +303,9 @@ async def losing_pushes(made: Any) -> AsyncIterator[tuple[asyncio.Future[Any], T
 
 
 async def test_a_step_is_not_waited_for_where_a_task_is_lost_that_had_ended_it() -> None:
-    async with world() as made, losing_pushes(made) as (run, _):
-        await until(lambda: made.number in made.master._steps)
-        await until(lambda: PS not in made.master._steps[made.number].waiting)
+    async with world() as made, losing_pushes(made) as (run, link):
+        await until(lambda: link.pushed[-1][1] == made.number)
+        await until(lambda: made.nodes[PS].statistics()["steps"] == 0)
         peer = made.master._peers[PS]
         made.master._peers._give_up(peer, NodeLost(f"{PS} was lost"))
         with pytest.raises(NodeLost, match=f"{PS} was lost"):

@@ -8,6 +8,7 @@ import numpy as np
 
 from flowrt.base.plan import Plan, PlanNode
 from flowrt.base.spec import Spec
+from flowrt.base.valueclass import replace
 
 CLIENT = "/job:client/task:0"
 PS = "/job:ps/task:0"
@@ -67,6 +68,17 @@ def relay(first: str, second: str, spec: Spec) -> dict[str, Any]:
     y = b.recv(1, first, spec)
     b.send(b.node("add", y, y, out=spec), 2, CLIENT)
     return {"plans": {first: a.plan(), second: b.plan()}, "feeds": [[(0, first)]], "fetches": [(2, second), 0]}
+
+
+def chain(first: str, second: str, third: str, spec: Spec) -> dict[str, Any]:
+    """The client feeds ``first``; each doubles for the next, and ``third`` for the client."""
+    step, c = relay(first, second, spec), Writer(third)
+    y = c.recv(2, second, spec)
+    c.send(c.node("add", y, y, out=spec), 3, CLIENT)
+    *before, last = step["plans"][second].nodes
+    on = replace(last, attrs={**last.attrs, "peer": third})
+    plans = {**step["plans"], second: Plan(second, (*before, on)), third: c.plan()}
+    return {"plans": plans, "feeds": step["feeds"], "fetches": [(3, third), 0]}
 
 
 def counter(task: str, container: str) -> dict[str, dict[str, Any]]:

@@ -74,6 +74,7 @@ TESTS = {
     "sched/host/snapshots": ("test_snapshots",),
     "sched/host/variables": ("test_variables", "test_lending"),
     "net/wire/frames": ("test_frames",),
+    "net/master/ends": ("test_ends",),
     "net/master/liveness": ("test_liveness",),
     "net/wire/messages": ("test_messages",),
     "net/wire/brief": ("test_brief",),

@@ -8,15 +8,11 @@ sent.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from flowrt.base.device import CLIENT
 from flowrt.base.plan import Plan, PlanFeed, PlanNode
 from flowrt.base.valueclass import maker, valueclass
-from flowrt.net.link import INLINE, SMALL
-
-if TYPE_CHECKING:
-    from flowrt.base.spec import Spec
+from flowrt.net.link import INLINE, is_small
 
 _make_node = maker(PlanNode)
 
@@ -57,15 +53,11 @@ def _to_and_fro(plan: Plan, given: Collection[int]) -> tuple[list[int], list[int
     for position, node in enumerate(plan.nodes):
         if node.attrs.get("peer") != CLIENT:
             continue
-        if node.op == "recv" and node.attrs["edge"] in given and _is_small(node.outputs[0]) and not node.control:
+        if node.op == "recv" and node.attrs["edge"] in given and is_small(node.outputs[0]) and not node.control:
             fed.append(position)
-        elif node.op == "send" and _is_small(specs[node.inputs[0]]) and position not in waited_for:
+        elif node.op == "send" and is_small(specs[node.inputs[0]]) and position not in waited_for:
             fetched.append(position)
     return fed[:INLINE], fetched[:INLINE]
-
-
-def _is_small(spec: Spec) -> bool:
-    return spec.known and spec.nbytes <= SMALL
 
 
 def _moved(node: PlanNode, value: Mapping[int, int], place: Mapping[int, int]) -> PlanNode:

@@ -122,7 +122,7 @@ class Master:
             join=self._ship_all,
         )
         self._steps: dict[int, OpenStep] = {}
-        self._plans: dict[int, Mapping[str, Plan]] = {}  # of each registered step, by task
+        self._plans: dict[int, Registered] = {}  # by the number of their plans
         self._numbers = itertools.count()
         self._joining = Joining(self._peers, self._ask, self._numbers)
         self._opened = self._closed = False
@@ -231,13 +231,13 @@ class Master:
 
     def _settle_steps(self, peer: Peer) -> None:
         for step in self._steps.values():
-            if peer.task in step.registered.tasks:  # also if it has ended it: what it sent may be lost
+            if peer.error and peer.task in step.registered.tasks:  # also if it has ended it: what it sent may be lost
                 step.settle(peer.task, peer.error)
 
     def _excuse(self, peer: Peer) -> None:
         """Do not let ended steps wait for a task that may never answer: it finds the abort when it wakes."""
         for step in self._steps.values():
-            if step.aborted and peer.task in step.waiting:
+            if step.aborted:
                 step.excuse(peer.task)
 
     # ── iterations ──
@@ -263,7 +263,7 @@ class Master:
         match message:
             case Done(number):
                 if number in self._steps:
-                    self._finish(self._steps[number], peer, message)
+                    self._finish(self._steps[number], peer.task, message)
             case Answer(request):
                 reply = peer.replies.get(request)
                 if reply is not None and not reply.done():
@@ -275,21 +275,20 @@ class Master:
             case _:
                 raise BrokenStream(f"a node cannot say {type(message).__name__}")
 
-    def _finish(self, step: OpenStep, peer: Peer, done: Done) -> None:
+    def _finish(self, step: OpenStep, task: str, done: Done) -> None:
         if done.error:
-            step.settle(peer.task, as_error(done.error, f"on {peer.task}: {done.text}"), remote=True)
+            step.settle(task, as_error(done.error, f"on {task}: {done.text}"), remote=True)
             return
         try:
-            for edge, value in zip(step.registered.fetched[peer.task], done.fetches, strict=True):
-                spec = step.registered.specs[edge]
-                step.values[edge] = DEAD if value is None else checked(value, spec, f"edge {edge} of {peer.task}")
+            for edge, value in zip(step.registered.fetched[task], done.fetches, strict=True):
+                spec, where = step.registered.specs[edge], f"edge {edge} of {task}"
+                step.values[edge] = DEAD if value is None else checked(value, spec, where)
         except (KeyError, ValueError, BrokenStream) as error:
-            step.settle(peer.task, BrokenStream(f"{peer.task} ended a step with other values than asked for: {error}"))
-            return
+            step.settle(task, BrokenStream(f"{task} ended a step with other values than asked for: {error}"))
         except ResourceError as error:
-            step.settle(peer.task, error)
-            return
-        step.settle(peer.task)
+            step.settle(task, error)
+        else:
+            step.end(task)
 
     async def _ask(self, task: str, message: Register | Ask | Command | Introduce) -> Any:
         """Send a request and wait for its answer."""
@@ -373,24 +372,23 @@ class Master:
             if task not in self._peers:
                 raise InternalError(f"a plan for {task}, which is not in the cluster")
         registered = describe(next(self._numbers), plans, feeds, fetches)
-        shipped = registered.plans
-        self._plans[registered.plan] = shipped  # before all have it, lest who has is lost, and back without it
+        self._plans[registered.plan] = registered  # before all have it, lest who has is lost, and back without it
         try:
-            await self._ask_each({task: self._shipment(registered.plan, plan) for task, plan in shipped.items()})
+            await self._ask_each({task: self._shipment(registered, task) for task in registered.tasks})
         except BaseException:
             self._plans.pop(registered.plan, None)
             raise
         return registered
 
-    def _shipment(self, number: int, plan: Plan) -> Register:
-        data = np.frombuffer(codec.pack_parts(plan_to_parts(plan), where=too_large), np.uint8)
-        return Register(next(self._numbers), number, data)
+    def _shipment(self, step: Registered, task: str) -> Register:
+        data = np.frombuffer(codec.pack_parts(plan_to_parts(step.plans[task]), where=too_large), np.uint8)
+        return Register(next(self._numbers), step.plan, data, step.is_silent(task))
 
     async def _ship_all(self, peer: Peer) -> None:
         """Give a task that was lost the plans that it is to have."""
-        for number, plans in list(self._plans.items()):
-            if peer.task in plans:
-                await self._ask(peer.task, self._shipment(number, plans[peer.task]))
+        for registered in list(self._plans.values()):
+            if peer.task in registered.tasks:
+                await self._ask(peer.task, self._shipment(registered, peer.task))
 
     async def unregister(self, registered: Registered) -> None:
         """Let the nodes forget a step."""

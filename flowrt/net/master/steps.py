@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flowrt.base.device import CLIENT
-from flowrt.base.errors import DeadTensorError
+from flowrt.base.errors import DeadTensorError, StepCancelled
 from flowrt.base.valueclass import valueclass
 from flowrt.net.master.closing import close
+from flowrt.net.master.ends import ends_of
 from flowrt.net.wire.messages import consequence
 from flowrt.sched.host.rendezvous import Dead
 
@@ -40,6 +41,11 @@ class Registered:
     pulled: tuple[tuple[int, str], ...]  # the other edges, with their tasks
     specs: Mapping[int, Spec]  # of what comes by each edge
     names: Mapping[int, str]  # what comes by each edge, for people
+    ends: Mapping[str, tuple[str, ...]]  # by task: which have ended it well if that one has
+
+    def is_silent(self, task: str) -> bool:
+        """Whether another task's end says that this one has ended well."""
+        return any(task in ended for other, ended in self.ends.items() if other != task)
 
 
 @valueclass
@@ -59,23 +65,37 @@ class OpenStep:
         self.told: set[str] = set()  # the tasks that will hear of its start
         self.values: dict[int, Array | Dead] = {}
         self.errors: list[tuple[int, FlowrtError]] = []
-        self.aborted = self.excused = False  # the latter: of a task it is not known whether it has ended the step
+        self.aborted = False
+        self.excused: set[str] = set()  # tasks of which it is not known whether they have ended the step
         self.news: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # it failed, or all have ended it
         if not self.waiting:  # nothing but feeds is fetched, or nothing
             self._tell()
 
-    def settle(self, task: str, error: FlowrtError | None = None, *, remote: bool = False) -> None:
-        """``task`` has ended the step, or never will. What a task says of others counts less than what we see."""
-        self.waiting.discard(task)
-        if error is not None:
-            self.errors.append((2 * consequence(error) + remote, error))
-        if error is not None or not self.waiting:
+    def end(self, task: str) -> None:
+        """``task`` has ended the step well, and so have those that this says it of."""
+        ended = self.registered.ends[task]
+        self.waiting.difference_update(ended)
+        self.excused.difference_update(ended)
+        if not self.waiting:
             self._tell()
 
+    def settle(self, task: str, error: FlowrtError, *, remote: bool = False) -> None:
+        """``task`` has failed, or never will end the step. What a task says of others counts less than what we see."""
+        if self.aborted and isinstance(error, StepCancelled):  # as it was told; before, it may have ended it well
+            self.excuse(task)
+            return
+        self.waiting.discard(task)
+        self.errors.append((2 * consequence(error) + remote, error))
+        self._tell()
+
     def excuse(self, task: str) -> None:
-        """Wait for ``task`` no more, which has not said how it ended the step."""
-        self.excused = True
-        self.settle(task)
+        """Wait for ``task`` no more, of which it is not known whether it has ended the step."""
+        if task not in self.waiting:
+            return
+        self.waiting.discard(task)
+        self.excused.add(task)
+        if not self.waiting:
+            self._tell()
 
     @property
     def is_whole(self) -> bool:
@@ -137,6 +157,7 @@ def describe(
         tuple([(edge, task) for edge, (task, _, _) in sends.items() if edge not in with_end]),
         {edge: spec for edge, (_, spec, _) in sends.items()},
         {edge: name for edge, (_, _, name) in sends.items()},
+        ends_of({task: each.plan for task, each in closed.items()}),
     )
 
 

@@ -443,7 +443,7 @@ class NetworkNode:
         """Make a plan ready in a lane: a large one takes seconds, in which the node answers all the same."""
         answer = Answer(message.request, None)
         try:
-            reign.plans[message.plan] = await self.host.lanes.run(make_ready, message.data, self.host)
+            reign.plans[message.plan] = await self.host.lanes.run(make_ready, message.data, self.host, message.silent)
         except Exception as error:
             answer = Answer(message.request, None, *self._report(error, "a plan"))
         reign.tell(answer)

@@ -15,7 +15,7 @@ from flowrt.base.collection import free_each, passed_over
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import InternalError
 from flowrt.base.plan import let_go, plan_from_parts
-from flowrt.net.link import SMALL, checked
+from flowrt.net.link import checked, is_small
 from flowrt.net.wire.frames import NoRoom
 from flowrt.sched.drivers.closed import Closed
 from flowrt.sched.executor import Executor
@@ -32,13 +32,15 @@ class ReadyPlan:
     """A registered plan, and the specs of what it receives.
 
     Of one that only computes between what others push here and what it pushes itself, ``comes`` are the edges of that,
-    and ``goes`` the nodes that send this, each with its place among what a run answers.
+    and ``goes`` the nodes that send this, each with its place among what a run answers. Of one that is ``silent``
+    nobody has to be told that a run has ended well.
     """
 
     executor: Executor
     receives: Mapping[int, Spec]
     comes: tuple[int, ...] = ()
     goes: tuple[tuple[PlanNode, int], ...] = ()
+    silent: bool = False
     _closed: Closed | None = None  # as which it ran last
 
     @property
@@ -66,14 +68,14 @@ class ReadyPlan:
 
 
 @passed_over()
-def make_ready(data: Array | NoRoom, host: Host) -> ReadyPlan:
+def make_ready(data: Array | NoRoom, host: Host, silent: bool = False) -> ReadyPlan:
     """The plan that a master sent, ready to run on ``host``; raises what is wrong with it, and holds none of it."""
     if isinstance(data, NoRoom):
         raise data.error(f"a plan for {host.task}")
     plan = plan_from_parts(codec.unpack_parts(codec.bytes_of(data)))
     nodes = list(plan.nodes)
     try:
-        return _ready(plan, host)
+        return _ready(plan, host, silent)
     except Exception as error:
         clear_frames(error.__traceback__)
         del plan
@@ -81,12 +83,12 @@ def make_ready(data: Array | NoRoom, host: Host) -> ReadyPlan:
         raise
 
 
-def _ready(plan: Plan, host: Host) -> ReadyPlan:
+def _ready(plan: Plan, host: Host, silent: bool) -> ReadyPlan:
     if plan.task != host.task:
         raise InternalError(f"{host.task} got a plan of {plan.task}")
     receives = {n.attrs["edge"]: n.outputs[0] for n in plan.nodes if n.op == "recv"}
     executor = Executor(plan, host)
-    return ReadyPlan(executor, receives, *_pushed(executor))
+    return ReadyPlan(executor, receives, *_pushed(executor), silent)
 
 
 def _pushed(executor: Executor) -> tuple[tuple[int, ...], tuple[tuple[PlanNode, int], ...]]:
@@ -106,7 +108,7 @@ def _pushed(executor: Executor) -> tuple[tuple[int, ...], tuple[tuple[PlanNode, 
 
 def _is_pushed(spec: Spec, peer: str, task: str) -> bool:
     """Whether values of ``spec`` between a task and ``peer`` always go unasked."""
-    return spec.known and spec.nbytes <= SMALL and peer not in (CLIENT, task)
+    return is_small(spec) and peer not in (CLIENT, task)
 
 
 def dismantle(plans: list[ReadyPlan]) -> None:

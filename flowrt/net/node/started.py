@@ -1,9 +1,10 @@
 """The steps that one master has started on a node.
 
 Law: a step that was started is answered by exactly one `Done` when it has ended here, however it ends; before that is
-said, nothing of it is left. (Another one may follow for a step that had ended well: what it sent may be lost.) A step
-takes a task only if it has to wait for more than a value, or to compute for long. One that computes once all has come
-that others push runs by one call then, if that is possible; else the step machine finds the values where they wait.
+said, nothing of it is left. (Of a silent plan's that ended well none is said, as who has what it sent says so. And
+another one may follow for a step that had ended well: what it sent may be lost.) A step takes a task only if it has to
+wait for more than a value, or to compute for long. One that computes once all has come that others push runs by one
+call then, if that is possible; else the step machine finds the values where they wait.
 """
 
 from __future__ import annotations
@@ -177,12 +178,12 @@ class Started:
         if self._steps.get(number) is not step:
             return
         self._let_go(step)
-        if error is None:
-            fetches = step.fetches if step.run is None else step.run.fetched()
-            self._say(make_done(number, tuple([None if v is DEAD else v for v in fetches]), "", ""))
-        else:
+        if error is not None:
             name, text = self._report(error, f"step {number}")
             self._say(Done(number, error=name, text=text))
+        elif step.ready is not None and not step.ready.silent:
+            fetches = step.fetches if step.run is None else step.run.fetched()
+            self._say(make_done(number, tuple([None if v is DEAD else v for v in fetches]), "", ""))
 
     def _let_go(self, step: _Started) -> None:
         if step.coming is not None:

@@ -116,11 +116,15 @@ class Ping:
 
 @valueclass
 class Register:
-    """Make a plan ready; answered by `Answer`. ``data`` is the plan, packed in parts."""
+    """Make a plan ready; answered by `Answer`. ``data`` is the plan, packed in parts.
+
+    Where it is ``silent``, the ends of others say that a run of it has ended well.
+    """
 
     request: int
     plan: int
     data: Array
+    silent: bool
 
 
 @valueclass
