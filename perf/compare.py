@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,7 @@ class Process:
         self.name = f"{peer} {variant}".strip()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by kill)
         self._said = b""
+        self._first: dict[str, Any] | None = None  # a message that came, and that nobody has asked for
         self._process = subprocess.Popen(
             command(peer, variant, case, threads),
             stdin=subprocess.PIPE,
@@ -190,8 +191,15 @@ class Process:
             env=environment(peer, variant),
         )
 
+    def expect(self, seconds: float) -> None:
+        """Wait until the next message is there, which the next `answer` answers."""
+        self._first = self.answer(seconds)
+
     def answer(self, seconds: float) -> dict[str, Any]:
         """The next message; lines that libraries print are passed over."""
+        if self._first is not None:
+            found, self._first = self._first, None
+            return found
         end = time.monotonic() + seconds
         while True:
             line, found, rest = self._said.partition(b"\n")
@@ -270,6 +278,7 @@ class Result:
     flowrt: Measured
     peers: list[Measured]
     failed: dict[str, str]
+    first: Sequence[float] = ()  # what flowrt's first steps answered
 
     def ratios(self, peer: Measured) -> list[float]:
         return [p / f for p, f in zip(peer.medians, self.flowrt.medians, strict=True)]
@@ -318,7 +327,16 @@ def sides(case: Case) -> list[tuple[str, str]]:
     return [(peer, variant) for peer, variants in case.peers.items() if home(peer).exists() for variant in variants]
 
 
-def run_case(case: Case, threads: int, rounds: int, seconds: float) -> Result:
+def begin(case: Case, threads: int) -> dict[str, Process]:
+    """All sides of a case, by name, started together."""
+    made = [Process(peer, variant, case, threads) for peer, variant in [("flowrt", ""), *sides(case)]]
+    return {process.name: process for process in made}
+
+
+def run_case(
+    case: Case, threads: int, rounds: int, seconds: float, begun: Mapping[str, Process] | None = None
+) -> Result:
+    """A case measured in turns. Sides that have not `begun` start one after another, each once the last is ready."""
     if case.unit == "s":
         return run_start(case, threads, rounds)
     processes: dict[str, Process] = {}
@@ -326,7 +344,8 @@ def run_case(case: Case, threads: int, rounds: int, seconds: float) -> Result:
     failed: dict[str, str] = {}
     try:
         for peer, variant in [("flowrt", ""), *sides(case)]:
-            process = Process(peer, variant, case, threads)
+            name = f"{peer} {variant}".strip()
+            process = begun[name] if begun else Process(peer, variant, case, threads)
             processes[process.name] = process
             try:
                 ready[process.name] = process.answer(READY_SECONDS)
@@ -346,9 +365,10 @@ def run_case(case: Case, threads: int, rounds: int, seconds: float) -> Result:
         for name in ready:
             measured[name].growth = processes[name].end().get("rss_growth_mib")
         peers = [side for name, side in measured.items() if name != "flowrt"]
-        return Result(case, int(ready["flowrt"]["work"]), measured["flowrt"], peers, failed)
+        own = ready["flowrt"]
+        return Result(case, int(own["work"]), measured["flowrt"], peers, failed, own["first"])
     finally:
-        for process in processes.values():
+        for process in {**processes, **(begun or {})}.values():
             process.kill()
 
 

@@ -1,9 +1,10 @@
 """Steps on a GPU beside torch.compile and JAX on the same one, in one run; where there is none, "not measured".
 
-The sides are those of compare.py, with ``--device cuda``: each a process of its own, measured in turns, whose first
-losses must be those of flowrt on this machine's cores. All products are of float32 (no TF32). The roofline is the least
-that the multiplications of a step take at the GPU's peak, which --peak tells. The host's cost of a replayed step is one
-call of its CUDA graph. (This file is not called cuda.py, as sides run in this folder: NVIDIA's package is.)
+The sides are those of compare.py, with ``--device cuda``: each a process of its own, all started together and measured
+in turns, whose first losses must be those of flowrt on this machine's cores. All products are of float32 (no TF32). The
+roofline is the least that the multiplications of a step take at the GPU's peak, which --peak tells. The host's cost of
+a replayed step is one call of its CUDA graph. (This file is not called cuda.py, as sides run in this folder: NVIDIA's
+package is.)
 
     CUDA=1 scripts/peers torch jax         # once; then, with flowrt[cuda13] or [cuda12] installed,
     python perf/gpu.py --peak 67e12        # an H100's float32 operations a second
@@ -15,13 +16,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 
 import machine as this_machine
 import numpy as np
-from compare import READY_SECONDS, Case, Failed, Process, Result, agree, run_case
+from compare import READY_SECONDS, Case, Failed, Process, Result, agree, begin, run_case
 from section import put
 from sides import harness as h
 
@@ -29,6 +33,7 @@ import flowrt as fr
 
 PEERS = {"torch": ("compile", "eager"), "jax": ("",)}
 ON_GPU = ("--device", "cuda")
+THREADS = 2
 HEADING = "## On a GPU"
 COLUMNS = "| workload | flowrt | torch.compile | JAX | best peer ÷ flowrt (lowest to highest round) | roofline |"
 
@@ -41,6 +46,13 @@ CASES = (
     _case("null", "W2", "null step: 8 floats there, x * 2 + 1, and back", jax=("jit",)),
     _case("mlp", "W3", "W3, MLP, batch 128"),
     _case("cnn", "W4", "W4, CNN, batch 64", torch=("compile_nhwc", "eager_nhwc"), jax=("nhwc",)),
+    _case(
+        "residual",
+        "residual",
+        "residual block with batch_norm, batch 32",
+        torch=("compile_nhwc", "eager_nhwc"),
+        jax=("nhwc",),
+    ),
     _case("lstm", "W5", "W5, LSTM, 64 steps of batch 32", torch=("", "compile"), jax=("scan",)),
     _case("embedding", "W7", "W6, 200,000 embeddings, sparse AdaGrad", torch=("",)),
     _case(
@@ -67,27 +79,37 @@ def products(name: str) -> float:
     return 6.0 * forward
 
 
-def on_host(case: Case) -> list[float]:
-    """The first losses of flowrt on this machine's cores."""
-    here = Case(case.name, case.workload, case.what, {}, 0)
-    process = Process("flowrt", "", here, threads=2)
-    try:
-        first: list[float] = process.answer(READY_SECONDS)["first"]
-    finally:
-        process.kill()
-    return first
+class Begun:
+    """The sides of all cases, and flowrt on this machine's cores beside each, starting together: most of the time that
+    a GPU is held is theirs to compile."""
 
+    def __init__(self, cases: Sequence[Case]) -> None:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX else takes most of the GPU's memory
+        self._sides = {case.name: begin(case, THREADS) for case in cases}
+        self._hosts = {case.name: Process("flowrt", "", replace(case, arguments=()), THREADS) for case in cases}
 
-def checked(case: Case, rounds: int, seconds: float) -> Result:
-    """A case measured. Raises `Failed` where flowrt's losses on the GPU are not those of the host."""
-    process = Process("flowrt", "", case, threads=2)
-    try:
-        there, here = process.answer(READY_SECONDS)["first"], on_host(case)
-    finally:
-        process.kill()
-    if not agree(there, here):
-        raise Failed(f"losses on the GPU, {there}, are not the host's, {here}")
-    return run_case(case, 2, rounds, seconds)
+    def measured(self, case: Case, rounds: int, seconds: float) -> Result:
+        """A case measured. Raises `Failed` where flowrt's losses on the GPU are not those of the host."""
+        result = run_case(case, THREADS, rounds, seconds, self._sides[case.name])
+        there, here = result.first, self._hosts[case.name].answer(READY_SECONDS)["first"]
+        if not agree(there, here):
+            raise Failed(f"losses on the GPU, {there}, are not the host's, {here}")
+        return result
+
+    def wait(self) -> None:
+        """Have all be ready, so that none compiles beside what is measured."""
+        for process in self._all():
+            with suppress(Failed):  # whose case says so
+                process.expect(READY_SECONDS)
+
+    def close(self) -> None:
+        """End them all."""
+        for process in self._all():
+            process.kill()
+
+    def _all(self) -> Iterator[Process]:
+        yield from (process for sides in self._sides.values() for process in sides.values())
+        yield from self._hosts.values()
 
 
 def row(result: Result, peak: float) -> str:
@@ -155,23 +177,22 @@ def table(cases: Sequence[Case], rounds: int, seconds: float, peak: float) -> It
     reason = why_not()
     yield COLUMNS
     yield "|---" * (COLUMNS.count("|") - 1) + "|"
-    for case in cases:
-        if reason:
-            yield f"| {case.what} | not measured: {reason} | - | - | - | - |"
-            continue
-        try:
-            result = checked(case, rounds, seconds)
-        except Failed as error:
-            yield f"| {case.what} | not measured: {error} | - | - | - | - |"
-        else:
-            yield row(result, peak)
-            yield from (f"<!-- {name} was left out: {why} -->" for name, why in result.failed.items())
-    yield ""
     if reason:
-        yield f"The host's cost of a replayed step: not measured: {reason}."
-    else:
-        begun, ended = map(_micros, host_cost())
-        yield f"The host's cost of a replayed step: {begun} to begin it, {ended} with hearing of its end."
+        yield from (f"| {case.what} | not measured: {reason} | - | - | - | - |" for case in cases)
+        yield from ("", f"The host's cost of a replayed step: not measured: {reason}.")
+        return
+    with closing(Begun(cases)) as begun:
+        begun.wait()
+        for case in cases:
+            try:
+                result = begun.measured(case, rounds, seconds)
+            except Failed as error:
+                yield f"| {case.what} | not measured: {error} | - | - | - | - |"
+            else:
+                yield row(result, peak)
+                yield from (f"<!-- {name} was left out: {why} -->" for name, why in result.failed.items())
+    issued, ended = map(_micros, host_cost())
+    yield from ("", f"The host's cost of a replayed step: {issued} to begin it, {ended} with hearing of its end.")
 
 
 def main() -> None:
