@@ -61,10 +61,12 @@ class Reign:
 
 def say(connection: Connection, message: Any) -> None:
     """Send without waiting; of an answer that cannot be sent, why."""
-    with suppress(RemoteError, ClosedError):  # the reign is ending; whoever reads the connection says so
-        try:
-            connection.post_frame(to_frame(message))
-        except (SpecError, MemoryError) as error:  # it cannot be sent, this can
+    try:
+        connection.post_frame(to_frame(message))
+    except (RemoteError, ClosedError):
+        return  # the reign is ending; whoever reads the connection says so
+    except (SpecError, MemoryError) as error:  # it cannot be sent, this can
+        with suppress(RemoteError, ClosedError):
             connection.post_frame(to_frame(_failed(message, error)))
 
 

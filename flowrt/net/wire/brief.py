@@ -51,10 +51,13 @@ _make_brief = tuple.__new__  # in half the time of a call of the class
 Tail: TypeAlias = "tuple[int, int, bytes, list[memoryview]]"
 """What follows the head of a frame: how many arrays, the bytes of their description, that with the arrays if they are
 few bytes, and else these."""
+_NOTHING: Tail = (0, 0, b"", [])
 
 
 def tail(arrays: Sequence[Any], limits: Limits = FRAME) -> Tail | None:
     """What follows the head of a frame with these arrays; None for what is none: see `frame`."""
+    if not arrays:
+        return _NOTHING
     table, nbytes = b"", 0
     for array in arrays:
         entry = _entry(array.dtype, array.shape) if type(array) is np.ndarray and array.flags.c_contiguous else None

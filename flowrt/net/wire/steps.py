@@ -65,11 +65,13 @@ make_start, make_done, make_push = maker(Start), maker(Done), maker(Push)
 
 
 def write_start(start: Start) -> Pieces | None:
-    edges, values = start.edges, start.values
-    if len(edges) >= len(_EDGES) or len(edges) != len(values):
+    edges, values, count = start.edges, start.values, len(start.edges)
+    if count >= len(_EDGES) or count != len(values):
         return None
-    head: bytes = _START.pack(START, start.number, start.plan, start.seed, len(edges))
-    return brief.frame(head + _EDGES[len(edges)].pack(*edges), (*values, *start.feeds))
+    head: bytes = _START.pack(START, start.number, start.plan, start.seed, count)
+    if not count:  # as mostly
+        return brief.frame(head, start.feeds)
+    return brief.frame(head + _EDGES[count].pack(*edges), (*values, *start.feeds))
 
 
 def read_start(head: bytes, arrays: tuple[Any, ...]) -> Start:
