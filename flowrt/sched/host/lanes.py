@@ -174,15 +174,12 @@ os.register_at_fork(after_in_child=_forget_crews)
 
 
 class _Work:
-    """A call for a lane, and who waits for its end on a loop."""
+    """A call for a lane, and what came of it."""
 
-    __slots__ = ("_answer", "_arguments", "_error", "_function", "_loop", "_over", "_waiter")
+    __slots__ = ("_answer", "_arguments", "_error", "_function")
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._function, self._arguments = function, arguments
-        self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
-        self._over = False
         self._answer: Any = None
         self._error: BaseException | None = None
 
@@ -194,6 +191,38 @@ class _Work:
         except BaseException as error:  # whoever waits is told, whatever it is
             self._error = error
         del arguments  # who waits may be told before this thread is done
+        self._tell()
+
+    def _tell(self) -> None:
+        """Have who waits go on."""
+        raise NotImplementedError
+
+    def _outcome(self, interrupt: BaseException | None) -> Any:
+        """The answer; raises what the call raised, and what came meanwhile for who waited."""
+        answer, self._answer = self._answer, None
+        failure, self._error = self._error, None
+        try:
+            if interrupt is not None:
+                raise interrupt from failure
+            if failure is not None:
+                raise failure
+        finally:
+            del failure, interrupt  # they refer to this frame
+        return answer
+
+
+class _Awaited(_Work):
+    """One whose end somebody awaits on a loop."""
+
+    __slots__ = ("_loop", "_over", "_waiter")
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        super().__init__(function, arguments)
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._over = False
+
+    def _tell(self) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._end)
 
@@ -208,64 +237,39 @@ class _Work:
 
     async def result(self, stop: Callable[[], None] | None) -> Any:
         """The answer, once it is there; a cancellation meanwhile calls ``stop`` and is delivered then."""
-        cancelled = await shielded(lambda: self._over, self._told, stop)
-        answer, self._answer = self._answer, None
-        failure, self._error = self._error, None
-        try:
-            if cancelled is not None:
-                raise cancelled from failure
-            if failure is not None:
-                raise failure
-        finally:
-            del failure, cancelled  # they refer to this frame
-        return answer
+        return self._outcome(await shielded(lambda: self._over, self._told, stop))
 
 
-class _Call:
-    """A call for a lane, and the thread that waits for its end."""
+class _Waited(_Work):
+    """One whose end a thread waits for."""
 
-    __slots__ = ("_answer", "_arguments", "_ended", "_error", "_function")
+    __slots__ = ("_ended",)
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self._function, self._arguments = function, arguments
-        self._answer: Any = None
-        self._error: BaseException | None = None
+        super().__init__(function, arguments)
         self._ended = threading.Lock()
         self._ended.acquire()
 
-    def carry_out(self) -> None:
-        """Make the call, in a lane."""
-        arguments, self._arguments = self._arguments, ()
-        try:
-            self._answer = self._function(*arguments)
-        except BaseException as error:  # whoever waits is told, whatever it is
-            self._error = error
-        del arguments
+    def _tell(self) -> None:
         self._ended.release()
 
     def result(self, stop: Callable[[], None]) -> Any:
         """The answer, once it is there; an interrupt meanwhile calls ``stop`` and is delivered then."""
         interrupt: BaseException | None = None
-        while True:
-            try:
-                self._ended.acquire()
-                break
-            except BaseException as error:
-                interrupt = error
-                stop()
-        answer, self._answer = self._answer, None
-        failure, self._error = self._error, None
         try:
-            if interrupt is not None:
-                raise interrupt from failure
-            if failure is not None:
-                raise failure
+            while True:
+                try:
+                    self._ended.acquire()
+                    break
+                except BaseException as error:
+                    interrupt = error
+                    stop()
+            return self._outcome(interrupt)
         finally:
-            del failure, interrupt  # they refer to this frame
-        return answer
+            del interrupt  # which refers to this frame
 
 
-def _serve(works: SimpleQueue[_Work | _Call | None]) -> None:
+def _serve(works: SimpleQueue[_Work | None]) -> None:
     """A lane's life."""
     while (work := works.get()) is not None:
         work.carry_out()
@@ -285,7 +289,7 @@ class Lanes:
         self.crew = Crew(self.threads, empty=empty)
         self._name = name
         self._mutex = threading.Lock()
-        self._works: SimpleQueue[_Work | _Call | None] = SimpleQueue()
+        self._works: SimpleQueue[_Work | None] = SimpleQueue()
         self._started: list[threading.Thread] = []
         self._busy = 0  # works that were handed in and have not ended
         self._closed = False
@@ -298,7 +302,7 @@ class Lanes:
         A kernel writes into buffers that we would otherwise free under it: cancellation is delivered once it returned.
         Who came first is served first.
         """
-        work = _Work(function, args)
+        work = _Awaited(function, args)
         self._hand_in(work)
         try:
             answer: T = await work.result(stop)
@@ -308,17 +312,17 @@ class Lanes:
         return answer
 
     def call(self, function: Callable[..., T], *args: Any, stop: Callable[[], None]) -> T:
-        """As `run`, for a thread that may wait: of those that come, an interrupt calls ``stop``."""
-        call = _Call(function, args)
-        self._hand_in(call)
+        """As `run`, for a thread that may wait; an interrupt meanwhile calls ``stop``."""
+        work = _Waited(function, args)
+        self._hand_in(work)
         try:
-            answer: T = call.result(stop)
+            answer: T = work.result(stop)
         finally:
             with self._mutex:
                 self._busy -= 1
         return answer
 
-    def _hand_in(self, work: _Work | _Call) -> None:
+    def _hand_in(self, work: _Work) -> None:
         with self._mutex:
             if self._closed:
                 raise ClosedError("the lanes are closed")
@@ -337,7 +341,7 @@ class Lanes:
         _end_lanes(self._works, self._started, self.crew)
 
 
-def _end_lanes(works: SimpleQueue[_Work | _Call | None], started: list[threading.Thread], crew: Crew) -> None:
+def _end_lanes(works: SimpleQueue[_Work | None], started: list[threading.Thread], crew: Crew) -> None:
     """Have the lanes end after all that was handed in, and wait for them."""
     for _ in started:
         works.put(None)
