@@ -19,6 +19,7 @@ import numpy as np
 from flowrt.base.spec import Spec, pair, sliding
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import cuda
+from flowrt.kernels.teams.standing import divided
 
 
 def _windows(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -392,8 +393,10 @@ def avg_pool2d_spread(
 @jitable
 def place_of(entry: int, shape: Any) -> Any:
     """The indices of an entry of four axes."""
-    place = entry // shape[3]
-    return place // shape[2] // shape[1], place // shape[2] % shape[1], place % shape[2], entry % shape[3]
+    place, k = divided(entry, shape[3])
+    row, j = divided(place, shape[2])
+    n, i = divided(row, shape[1])
+    return n, i, j, k
 
 
 @jitable
@@ -429,8 +432,9 @@ def max_pool2d_pick_on_cuda(
 @jitable
 def windows_over(at: int, before: int, size: int, stride: int, count: int) -> Any:
     """The first window that sees a place, and the end of those that do."""
-    first = (at + before - size) // stride + 1
-    return max(first, 0), min((at + before) // stride + 1, count)
+    seen = at + before
+    first = divided(seen - size, stride)[0] + 1 if seen >= size else 0
+    return first, min(divided(seen, stride)[0] + 1, count)
 
 
 @kernel("max_pool2d_spread", "cuda", layout=_windows)
