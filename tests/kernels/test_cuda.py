@@ -54,6 +54,14 @@ def test_rows_are_moved_where_they_lie(simulated: dict[str, Any]) -> None:
     assert simulated["moved"] == dict.fromkeys(("add", "assign", "momentum", "adagrad", "rmsprop", "adam"), 0.0)
 
 
+@pytest.mark.timeout(600)
+def test_equal_rows_are_grouped_in_the_order_that_they_have_on_hosts(simulated: dict[str, Any]) -> None:
+    alone, repeated, *on_hosts = simulated["grouped"]
+    assert [alone, repeated] == on_hosts
+    assert alone[:2] == [[3, 0, 15, 25, 35], [2, 0, 5]]
+    assert alone[2] != repeated[2]
+
+
 def test_what_is_for_hosts_only_says_why() -> None:
     assert all(why.endswith(tuple("abcdefghijklmnopqrstuvwxyz")) and len(why) > 20 for why in HOST_ONLY.values())
 

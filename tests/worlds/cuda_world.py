@@ -134,6 +134,20 @@ def moved() -> dict[str, float]:
     return found
 
 
+def grouped() -> list[list[list[int]]]:
+    """The rows that occur and the range of each, then all occurrences, on the device and on the host."""
+    indices = np.array([2, 0, 2, -(1 << 63), -1, 5, 2, 0] * 5)
+    spec, attrs = Spec("int32", (3 * indices.size + 2,)), {"size": 6, "absent": True}
+    found = []
+    for run in (cuda.run_kernel, run_kernel):
+        for values in (indices.size, indices.size // 4):
+            (groups,) = run("group_rows", [indices, np.array(values)], [spec], attrs)
+            many, last = int(groups[0]), 2 * indices.size + 2
+            parts = groups[: many + 2], groups[indices.size + 2 :][:many], groups[last : last + groups[1 + many]]
+            found.append([part.tolist() for part in parts])
+    return found
+
+
 def refused() -> str:
     try:
         cuda.run_kernel("matmul_bias", [np.ones((2, 2))] * 3, [Spec("float64", (2, 2))], {})
@@ -173,6 +187,7 @@ def main() -> None:
     world.compare_layers()
     found = {"compared": world.compared, "differences": world.differences, "long": long(), "refused": refused()}
     found["moved"], found["turns"] = moved(), turns()
+    found["grouped"] = grouped()
     tell(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import numpy as np
 from flowrt.base.spec import Spec, normal_axes
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import cuda
-from flowrt.kernels.ops.slices import ABSENT, NO_ROW, NOT_THERE, OUT_OF_RANGE, row_number, row_of
+from flowrt.kernels.ops.slices import ABSENT, NO_ROW, NOT_THERE, OUT_OF_RANGE, note_rows, row_number, row_of
+from flowrt.kernels.teams.grouping import compare_rows, found_of, number_rows, place_rows, teams_comparing
+from flowrt.kernels.teams.standing import divided
 from flowrt.kernels.tiles.rowmoves import (
     AHEAD,
     add_rows_by_int64,
@@ -254,20 +257,88 @@ def scatter_add(
                 target[k] += source[k]
 
 
-@kernel("scatter_add", "cuda", layout=_scattering)
-def scatter_add_on_cuda(updates: Any, indices: Any, shape: Any, y: Any, units: int, absent: int, run: Any) -> None:
-    """Every thread has a column, to which it adds in the order of the indices: so sums are the same every time."""
-    size, after = y.shape[1], y.shape[2]
-    for column in range(cuda.grid(1), y.shape[0] * after, cuda.gridsize(1)):
-        i, k = column // after, column % after
-        for at in range(size):
-            y[i, at, k] = 0
-        for j in range(indices.size):
-            at = row_of(indices[j], size, absent)
-            if at == NOT_THERE:
-                run[0] = OUT_OF_RANGE
-            elif at >= 0:
-                y[i, at, k] += updates[i, j, k]
+def _found_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> list[Spec]:
+    """What equal rows are found by, and the groups of these; see `group_rows`."""
+    count = inputs[1].size
+    return [found_of(count), Spec("int64", (3 * count + 2,))]
+
+
+def _scattering_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """All flat; a thread for each entry."""
+    (updates, indices, shape), (_, size, after) = inputs, around(outputs[0].concrete, attrs["axis"])
+    flat = (View.dense((spec.size,)) for spec in (updates, indices, shape, *outputs))
+    found = (View.dense(spec.concrete) for spec in _found_on_cuda(inputs, outputs, attrs))
+    words = size, after, int(attrs["absent"]), *teams_comparing(indices.size).words
+    return Call((*flat, *found), words)
+
+
+def _comparing_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """A team for each index, and one for the end."""
+    count = inputs[1].size
+    return replace(_scattering_on_cuda(inputs, outputs, attrs), blocks=teams_comparing(count).blocks(count + 1))
+
+
+def clear_on_cuda(
+    updates: Any, indices: Any, shape: Any, y: Any, found: Any, groups: Any,
+    size: int, after: int, absent: int, width: int, apart: int, run: Any,
+) -> None:  # fmt: skip
+    note_rows(indices, found, size, absent, run)
+    i = cuda.grid(1)
+    while i < y.size:
+        y[i] = 0
+        i += cuda.gridsize(1)
+
+
+def compare_on_cuda(
+    updates: Any, indices: Any, shape: Any, y: Any, found: Any, groups: Any,
+    size: int, after: int, absent: int, width: int, apart: int,
+) -> None:  # fmt: skip
+    compare_rows(found, indices.size, width, apart)
+
+
+def number_on_cuda(
+    updates: Any, indices: Any, shape: Any, y: Any, found: Any, groups: Any,
+    size: int, after: int, absent: int, width: int, apart: int,
+) -> None:  # fmt: skip
+    number_rows(groups, found, indices.size, width, apart)
+
+
+def place_on_cuda(
+    updates: Any, indices: Any, shape: Any, y: Any, found: Any, groups: Any,
+    size: int, after: int, absent: int, width: int, apart: int,
+) -> None:  # fmt: skip
+    place_rows(groups, found, indices.size, 1)
+
+
+def add_on_cuda(
+    updates: Any, indices: Any, shape: Any, y: Any, found: Any, groups: Any,
+    size: int, after: int, absent: int, width: int, apart: int,
+) -> None:  # fmt: skip
+    """A thread adds up an entry of one of the rows that occur, in the order of the indices."""
+    many, line = indices.size, groups[0] * after
+    entry = cuda.grid(1)
+    while entry < divided(y.size, size * after)[0] * line:
+        outer, inside = divided(entry, line)
+        group, k = divided(inside, after)
+        total = y.dtype.type(0)
+        for n in range(groups[1 + group], groups[2 + group]):
+            total = y.dtype.type(total + updates[(outer * many + groups[2 * many + 2 + n]) * after + k])
+        y[(outer * size + groups[many + 2 + group]) * after + k] = total
+        entry += cuda.gridsize(1)
+
+
+kernel(
+    "scatter_add",
+    "cuda",
+    layout=_scattering_on_cuda,
+    scratch=_found_on_cuda,
+    then=(
+        (compare_on_cuda, _comparing_on_cuda),
+        (number_on_cuda, _comparing_on_cuda),
+        (place_on_cuda, _scattering_on_cuda),
+        (add_on_cuda, _scattering_on_cuda),
+    ),
+)(clear_on_cuda)
 
 
 def _coding(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, jitable, kernel
-from flowrt.kernels.language.twin import cuda
+from flowrt.kernels.language.twin import THREADS, cuda
+from flowrt.kernels.teams.grouping import ROW, compare_rows, found_of, number_rows, place_rows, teams_comparing
+from flowrt.kernels.teams.standing import divided
 
 OUT_OF_RANGE = 1  # of launch.FAILURES
 ABSENT = -(1 << 63)  # an index that is no row's, where a kernel is told that some may be absent
@@ -134,22 +137,66 @@ def group_rows(
                 cursor[np.uint64(g)] += 1
 
 
-@kernel("group_rows", "cuda", layout=_grouping, scratch=_table)
-def group_rows_on_cuda(
-    indices: Any,
-    values: Any,
-    groups: Any,
-    table: Any,
-    member: Any,
-    cursor: Any,
-    size: int,
-    absent: int,
-    bits: int,
-    run: Any,
+@jitable
+def note_rows(indices: Any, found: Any, size: int, absent: int, run: Any) -> None:
+    """Tell a table of `teams.grouping`'s the row of each index."""
+    i = cuda.grid(1)
+    while i < indices.size:
+        at = row_of(indices[i], size, absent)
+        found[ROW, i] = max(at, NO_ROW)
+        if at == NOT_THERE:
+            run[0] = OUT_OF_RANGE
+        i += cuda.gridsize(1)
+
+
+def _found_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> list[Spec]:
+    return [found_of(inputs[0].size)]
+
+
+def _each(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """A thread for each index."""
+    specs = (inputs[0], Spec("int64", (1,)), *outputs, found_of(inputs[0].size))
+    words = attrs["size"], int(attrs["absent"]), *teams_comparing(inputs[0].size).words
+    return Call(tuple(View.dense(spec.concrete) for spec in specs), words, blocks=-(-inputs[0].size // THREADS))
+
+
+def _compared(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """A team for each index, and one for the end."""
+    count = inputs[0].size
+    return replace(_each(inputs, outputs, attrs), blocks=teams_comparing(count).blocks(count + 1))
+
+
+def note_on_cuda(
+    indices: Any, values: Any, groups: Any, found: Any, size: int, absent: int, width: int, apart: int, run: Any
 ) -> None:
-    """One thread does it: indices are few beside the rows that they move, and each looks for those before it."""
-    if cuda.grid(1) == 0:
-        group_rows(indices, values, groups, table, member, cursor, size, absent, bits, run)
+    note_rows(indices, found, size, absent, run)
+
+
+def compare_on_cuda(
+    indices: Any, values: Any, groups: Any, found: Any, size: int, absent: int, width: int, apart: int
+) -> None:
+    compare_rows(found, indices.size, width, apart)
+
+
+def number_on_cuda(
+    indices: Any, values: Any, groups: Any, found: Any, size: int, absent: int, width: int, apart: int
+) -> None:
+    number_rows(groups, found, indices.size, width, apart)
+
+
+def place_on_cuda(
+    indices: Any, values: Any, groups: Any, found: Any, size: int, absent: int, width: int, apart: int
+) -> None:
+    place_rows(groups, found, indices.size, max(divided(indices.size, max(values[0], 1))[0], 1))
+
+
+kernel(
+    "group_rows",
+    "cuda",
+    layout=_each,
+    scratch=_found_on_cuda,
+    then=((compare_on_cuda, _compared), (number_on_cuda, _compared), (place_on_cuda, _each)),
+)(note_on_cuda)
 
 
 def rows_of(groups: Any) -> Any:
