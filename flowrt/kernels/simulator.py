@@ -29,7 +29,7 @@ def mend_simulator() -> None:
 def _shared_array(self: Any, shape: Any, dtype: Any) -> Any:
     """Numba's own looks through the whole stack for who asks."""
     caller = sys._getframe(1)
-    place = (caller.f_code.co_filename, caller.f_lineno)
+    place = caller.f_code, caller.f_lasti  # two may stand in a line
     return self._allocations.setdefault(place, np.empty(shape, dtype))
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.reductions import larger_loosely, smaller_loosely
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel
-from flowrt.kernels.language.twin import cuda
+from flowrt.kernels.language.twin import THREADS, cuda
 from flowrt.kernels.ops.reduce import COLUMNS, SHORT, axes_taken
+from flowrt.kernels.teams.standing import divided, stand, teams_for
 from flowrt.kernels.tiles.squares import LANES, transpose_lines, transpose_rows
 
 SEARCHED = 64
@@ -140,22 +141,43 @@ kernel("argmin", layout=_position_layout, local=_position_local)(argmin)
 
 
 def _lines_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    """The input as (before, axis, after); as many lines as the result has without the axis."""
+    """The input as (before, axis, after), the result flat; a team for each line."""
     outer, count, inner = _position_sizes(inputs, attrs)
-    return Call(
-        (View.dense((outer, count, inner)), View.dense((outer, outputs[0].size // max(outer * inner, 1), inner)))
-    )
+    teams = teams_for(outer * inner, count, along=inner == 1)
+    views = View.dense((outer, count, inner)), View.dense((outputs[0].size,))
+    return Call(views, teams.words, blocks=teams.blocks(outer * inner))
 
 
 def position_on_cuda(beats: Any) -> Callable[..., Any]:
-    def find(x: Any, y: Any) -> None:
-        count, inner = x.shape[1], x.shape[2]
-        for line in range(cuda.grid(1), x.shape[0] * inner, cuda.gridsize(1)):
-            o, i, best = line // inner, line % inner, 0
-            for k in range(1, count):
+    def find(x: Any, y: Any, width: int, apart: int) -> None:
+        """Of equal entries the first: of two, the one behind must beat the other."""
+        values, places = cuda.shared.array(THREADS, x.dtype), cuda.shared.array(THREADS, np.int64)
+        (team, rank, teams), lines, me = stand(width, apart), x.shape[0] * x.shape[2], cuda.threadIdx.x
+        line = cuda.blockIdx.x * teams
+        while line < lines:
+            o, i = divided(min(line + team, lines - 1), x.shape[2])
+            best = min(rank, x.shape[1] - 1)
+            k = rank + width
+            while k < x.shape[1]:
                 if beats(x[o, k, i], x[o, best, i]):
                     best = k
-            y[o, 0, i] = best
+                k += width
+            values[me], places[me] = x[o, best, i], best
+            cuda.syncthreads()
+            half = width >> 1
+            while half > 0:
+                if rank < half:
+                    other = me + half * apart
+                    behind = beats(values[other], values[me])
+                    before = not beats(values[me], values[other])
+                    if behind if places[other] > places[me] else before:
+                        values[me], places[me] = values[other], places[other]
+                cuda.syncthreads()
+                half >>= 1
+            if rank == 0 and line + team < lines:
+                y[line + team] = places[me]
+            cuda.syncthreads()
+            line += cuda.gridDim.x * teams
 
     return find
 
@@ -165,20 +187,43 @@ kernel("argmin", "cuda", layout=_lines_on_cuda)(position_on_cuda(beats_as_smalle
 
 
 def _running_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    view = View.dense(_position_sizes(inputs, attrs))
-    return Call((view, view), (int(attrs["reverse"]),))
+    """The entries as (before, axis, after); a team for each line."""
+    outer, count, inner = _position_sizes(inputs, attrs)
+    view, teams = View.dense((outer, count, inner)), teams_for(outer * inner, count, along=inner == 1)
+    return Call((view, view), (int(attrs["reverse"]), *teams.words), blocks=teams.blocks(outer * inner))
 
 
 @kernel("cumsum", "cuda", layout=_running_on_cuda)
-def cumsum_on_cuda(x: Any, y: Any, reverse: int) -> None:
-    """Every thread adds up a line at a time; neighbours differ in what lies after the axis."""
-    count, inner = x.shape[1], x.shape[2]
-    for line in range(cuda.grid(1), x.shape[0] * inner, cuda.gridsize(1)):
-        o, i, total = line // inner, line % inner, y.dtype.type(0)
-        for k in range(count):
+def cumsum_on_cuda(x: Any, y: Any, reverse: int, width: int, apart: int) -> None:
+    """A team adds up a line in stretches of as many entries as it has threads, each behind all before."""
+    held = cuda.shared.array(THREADS, y.dtype)
+    (team, rank, teams), count, inner = stand(width, apart), x.shape[1], x.shape[2]
+    line, lines, me = cuda.blockIdx.x * teams, x.shape[0] * inner, cuda.threadIdx.x
+    while line < lines:
+        o, i = divided(min(line + team, lines - 1), inner)
+        before, start = y.dtype.type(0), 0
+        while start < count:
+            k = start + rank
             at = count - 1 - k if reverse != 0 else k
-            total = y.dtype.type(total + x[o, at, i])
-            y[o, at, i] = total
+            total = y.dtype.type(0)
+            if k < count:
+                total = y.dtype.type(x[o, at, i])
+            held[me] = total
+            cuda.syncthreads()
+            step = 1
+            while step < width:
+                if rank >= step:
+                    total = y.dtype.type(total + held[me - step * apart])
+                cuda.syncthreads()
+                held[me] = total
+                cuda.syncthreads()
+                step <<= 1
+            if k < count and line + team < lines:
+                y[o, at, i] = before + total
+            before = y.dtype.type(before + held[me + (width - 1 - rank) * apart])
+            cuda.syncthreads()
+            start += width
+        line += cuda.gridDim.x * teams
 
 
 def _running_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:

@@ -143,9 +143,10 @@ def take(x: Any, indices: Any, y: Any, absent: int, begin: int, end: int, run: A
 
 @kernel("take", "cuda", layout=_taking)
 def take_on_cuda(x: Any, indices: Any, y: Any, absent: int, run: Any) -> None:
-    many, after = y.shape[1], y.shape[2]
-    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
-        k, j, i = entry % after, entry // after % many, entry // after // many
+    entry = cuda.grid(1)
+    while entry < y.size:
+        row, k = divided(entry, y.shape[2])
+        i, j = divided(row, y.shape[1])
         at = row_of(indices[j], x.shape[1], absent)
         if at == NOT_THERE:
             run[0] = OUT_OF_RANGE
@@ -153,6 +154,7 @@ def take_on_cuda(x: Any, indices: Any, y: Any, absent: int, run: Any) -> None:
             y[i, j, k] = 0
         else:
             y[i, j, k] = x[i, at, k]
+        entry += cuda.gridsize(1)
 
 
 def _numbers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
@@ -203,9 +205,9 @@ def bag(
 @kernel("bag", "cuda", layout=_bagging, local=_numbers)
 def bag_on_cuda(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, absent: int, run: Any) -> None:
     """Every thread adds up one entry of the result at a time, in the order of the indices."""
-    columns = y.shape[1]
-    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
-        k, b = entry % columns, entry // columns
+    entry = cuda.grid(1)
+    while entry < y.size:
+        b, k = divided(entry, y.shape[1])
         total = y.dtype.type(0)
         for j in range(b * many, b * many + many):
             at = row_of(indices[j], x.shape[0], absent)
@@ -214,6 +216,7 @@ def bag_on_cuda(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, a
             elif at >= 0:
                 total += x[at, k]
         y[b, k] = total / many if mean != 0 else total
+        entry += cuda.gridsize(1)
 
 
 def _scattering(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -357,6 +360,8 @@ def one_hot(indices: Any, y: Any, begin: int, end: int) -> None:
 
 @kernel("one_hot", "cuda", layout=_coding)
 def one_hot_on_cuda(indices: Any, y: Any) -> None:
-    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
-        i, k = entry // y.shape[1], entry % y.shape[1]
+    entry = cuda.grid(1)
+    while entry < y.size:
+        i, k = divided(entry, y.shape[1])
         y[i, k] = 1 if row_number(indices[i]) == k else 0
+        entry += cuda.gridsize(1)

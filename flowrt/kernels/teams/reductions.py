@@ -106,7 +106,7 @@ def reduction_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any
     def reduce_strand(x: Any, found: Any, begin: int, at: int, end: int, width: int, sizes: Any) -> Any:
         """What one thread reduces."""
         dtype = found.dtype
-        mine = dtype.type(entry_on_cuda(x, begin, 0, sizes) if first else neutral)
+        mine = dtype.type(entry_on_cuda(x, begin, 0, sizes)) if first else dtype.type(neutral)
         while at + 3 * width < end:
             one, two = entry_on_cuda(x, begin, at, sizes), entry_on_cuda(x, begin, at + width, sizes)
             three, four = entry_on_cuda(x, begin, at + 2 * width, sizes), entry_on_cuda(x, begin, at + 3 * width, sizes)

@@ -19,12 +19,13 @@ from flowrt.kernels.language.twin import THREADS, cuda
 AT_ONCE = 4  # entries that a thread asks for before it waits for the first
 FEWEST, MOST = 4 * AT_ONCE, 8 * AT_ONCE  # entries of a thread's: where there would be more than most, there are parts
 NEIGHBOURS = 8  # that memory is read by: 32 bytes of float32
-BUSY = 528  # blocks that keep a large GPU busy
+ENOUGH, BUSY = 264, 1056  # blocks from which a large GPU has work for all its processors, and for all their threads
 
 
 @valueclass
 class Teams:
-    """``width`` threads a team, neighbours in it ``apart``; so many ``parts`` of each result, each a team's."""
+    """``width`` threads a team, a power of 2, neighbours in it ``apart``: side by side, or all of the block's teams
+    between them; so many ``parts`` of each result, each a team's."""
 
     width: int
     apart: int
@@ -44,6 +45,8 @@ def teams_for(results: int, count: int, *, along: bool) -> Teams:
     """Teams for so many results of ``count`` entries each, which lie ``along`` a row or a row apart."""
     most = THREADS if along else max(THREADS // NEIGHBOURS, 1)
     width = min(max(1 << (count // AT_ONCE).bit_length() >> 1, 1), most)
+    while width > 1 and count < FEWEST * width and results * width > ENOUGH * THREADS:
+        width //= 2
     blocks = max(-(-results * width // THREADS), 1)
     parts = min(-(-BUSY // blocks), count // (FEWEST * width)) if count > MOST * width else 1
     return Teams(width, 1 if along else THREADS // width, parts)
@@ -52,6 +55,8 @@ def teams_for(results: int, count: int, *, along: bool) -> Teams:
 @jitable
 def divided(number: int, by: int) -> tuple[Any, Any]:
     """The quotient and the remainder of what is not negative, which a device finds much sooner than of any integers."""
+    if by == 1:  # as sizes often are that other shapes have
+        return np.int64(number), np.int64(0)
     quotient = np.int64(np.uint64(number) // np.uint64(by))
     return quotient, number - quotient * by
 
@@ -59,9 +64,10 @@ def divided(number: int, by: int) -> tuple[Any, Any]:
 @jitable
 def stand(width: int, apart: int) -> tuple[Any, Any, Any]:
     """The thread's team, by number in its block, its rank there, and how many teams a block has."""
-    row, column = divided(cuda.threadIdx.x, apart)
-    group, rank = divided(row, width)
-    return group * apart + column, rank, divided(THREADS, width)[0]
+    place, teams = cuda.threadIdx.x, divided(THREADS, width)[0]
+    if apart == 1:
+        return place * teams // THREADS, place & (width - 1), teams
+    return place & (apart - 1), place * width // THREADS, teams
 
 
 def reduce_team(combine: Callable[..., Any]) -> Callable[..., Any]:
