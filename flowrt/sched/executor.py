@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,8 +124,10 @@ class Executor:
         self.host.check_open()
         feeds = as_arrays(feeds)
         self._admit(feeds)
-        run = self._run_in_lane if self._visit is None else self._visit.run
-        fetches = await run(feeds, context)
+        if self._visit is not None:
+            fetches = await self._visit.run(feeds, context)
+        else:
+            fetches = next(iter(await self._run_in_lane([feeds], context)), None)
         if fetches is not None:
             return fetches
         by_machine = StepRun(self, feeds, context)
@@ -141,6 +144,18 @@ class Executor:
             finally:
                 del failure  # whose frames refer to this one
         return by_machine.fetches()
+
+    async def run_several(self, fed: Sequence[Sequence[Array]], context: RunContext) -> list[list[Array]]:
+        """The fetches of runs one after another, numbered from the context's on, which nobody comes between.
+
+        They are of the first of those ``fed``, and of as many more as go on in a lane that nobody waits for. Cancelling
+        the caller cancels all of them.
+        """
+        self.host.check_open()
+        fed = [as_arrays(feeds) for feeds in fed]
+        for feeds in fed:
+            self._admit(feeds)
+        return await self._run_in_lane(fed, context) or [await self.run(fed[0], context)]
 
     def begin(self, feeds: Sequence[Any], context: RunContext, news: Callable[[], None]) -> StepRun:
         """Run the plan as far as that takes no waiting; ``news`` is called whenever the run got further, or failed.
@@ -196,29 +211,34 @@ class Executor:
             return outputs
         return self._answers(alone, outputs, given)
 
-    async def _run_in_lane(self, feeds: Sequence[Array], context: RunContext) -> list[Array] | None:
-        """The fetches, where the plan is one long tape that was made before and its variables are free; else None.
+    async def _run_in_lane(self, fed: Sequence[Sequence[Array]], context: RunContext) -> list[list[Array]]:
+        """The fetches of one run after another, where the plan is one long tape that was made before and its variables
+        are free; else none.
 
         The machine would do just this, but in several turns of the loop.
         """
         alone = self.alone
         if alone is None or not alone.is_closed:
-            return None
-        unit, (inputs, tape) = alone.unit, self._made(feeds)
+            return []
+        made = [self._made(feeds) for feeds in fed]
+        unit, tape = alone.unit, made[0][1]
         if tape is None or tape.expected_seconds <= INLINE_SECONDS:
-            return None
-        variables, words = self.host.variables, run_words(context.number, context.seed)
+            return []
+        variables = self.host.variables
+        alike = takewhile(lambda other: other[1] is tape, made)
+        runs = [(inputs, run_words(context.number + n, context.seed)) for n, (inputs, _) in enumerate(alike)]
         if not variables.try_hold(unit.reads, unit.writes):
-            return None
+            return []
 
         def stop() -> None:
-            words[STATUS] = CANCELLED
+            for _, words in runs:
+                words[STATUS] = CANCELLED
 
         try:
-            outputs = await self.host.lanes.run(self.carry_out_timed, unit, inputs, words, stop=stop)
+            outputs = await self.host.lanes.run(self._carry_out_several, unit, runs, stop=stop)
         finally:
             variables.release(unit.reads, unit.writes)
-        return self._answers(alone, outputs, feeds)
+        return [self._answers(alone, each, feeds) for each, feeds in zip(outputs, fed, strict=False)]
 
     def _made(self, given: Sequence[Array]) -> tuple[Sequence[Array], Tape | None]:
         """The inputs of a plan that is one region, made of what is given, and its tape, if there is one already."""
@@ -311,6 +331,15 @@ class Executor:
             began = time.perf_counter()
             outputs = self.carry_out(unit, ready, inputs, words)
         ready.took(time.perf_counter() - began)
+        return outputs
+
+    def _carry_out_several(self, unit: Unit, runs: Sequence[tuple[Sequence[Array], Array]]) -> list[Sequence[Array]]:
+        """Run a unit with each of these inputs and words, until somebody waits for the lane, but at least once."""
+        outputs = []
+        for inputs, words in runs:
+            outputs.append(self.carry_out_timed(unit, inputs, words))
+            if self.host.lanes.wanted:
+                break
         return outputs
 
 

@@ -38,6 +38,22 @@ async def test_what_comes_when_all_threads_are_busy_waits_its_turn() -> None:
         lanes.close()
 
 
+async def test_lanes_are_wanted_while_somebody_waits_for_one() -> None:
+    lanes, go_on = Lanes(1), threading.Event()
+    try:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            group.create_task(lanes.run(lambda: go_on.wait(10) and lanes.wanted))
+            await asyncio.sleep(0)
+            other = group.create_task(lanes.run(lambda: lanes.wanted))
+            await asyncio.sleep(0)
+            assert lanes.wanted
+            go_on.set()
+        assert not other.result()
+        assert not lanes.wanted
+    finally:
+        lanes.close()
+
+
 async def test_kernels_that_run_one_after_another_need_one_thread() -> None:
     lanes = Lanes(4)
     try:

@@ -42,6 +42,7 @@ class FakePlan:
     compute: Callable[[list[Any], int], list[Any]]
     slow: bool = False
     go: asyncio.Event = field(default_factory=asyncio.Event)
+    together: list[int] = field(default_factory=list)  # how many runs were asked for, each time that several may be
 
     @property
     def plan(self) -> Any:
@@ -57,6 +58,11 @@ class FakePlan:
     async def run(self, feeds: list[Any], context: Any) -> list[Any]:
         await self.go.wait()
         return self.compute(feeds, context.number)
+
+    async def run_several(self, fed: list[list[Any]], context: Any) -> list[list[Any]]:
+        self.together.append(len(fed))
+        await self.go.wait()
+        return [self.compute(feeds, number) for number, feeds in enumerate(fed, context.number)]
 
 
 class FakeHost:

@@ -104,6 +104,10 @@ class Closed:
         """As `Executor.run`. Raises as `checked` does."""
         return await self.executor.run(checked(feeds, self.plan.feeds, self.whose), context)
 
+    async def run_several(self, fed: Sequence[Sequence[Array]], context: RunContext) -> list[list[Array]]:
+        """As `Executor.run_several`. Raises as `checked` does."""
+        return await self.executor.run_several([checked(feeds, self.plan.feeds, self.whose) for feeds in fed], context)
+
 
 def checked(values: Sequence[Any], feeds: Iterable[PlanFeed], whose: str) -> list[Array]:
     """``values``, if they are what a plan is fed.

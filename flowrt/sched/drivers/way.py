@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -103,9 +104,19 @@ class Way:
 
         What random ops draw depends on the version alone: the same when it is computed again.
         """
+        with self._context(step) as context:
+            return await plan.run(feeds, context)
+
+    async def run_several(self, plan: Closed, fed: Sequence[Sequence[Array]], step: StepOf) -> list[list[Array]]:
+        """As `run_plan`, for runs one after another, the first of them that of ``step``: see `Closed.run_several`."""
+        with self._context(step) as context:
+            return await plan.run_several(fed, context)
+
+    @contextmanager
+    def _context(self, step: StepOf) -> Iterator[RunContext]:
         context = RunContext((self.origin, _step_number(self.run, *step)), step[0], self.seed)
         try:
-            return await plan.run(feeds, context)
+            yield context
         finally:
             self.host.rendezvous.close(context.key)
 

@@ -322,6 +322,11 @@ class Lanes:
                 self._busy -= 1
         return answer
 
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for a lane. From any thread."""
+        return not self._works.empty()
+
     def _hand_in(self, work: _Work) -> None:
         with self._mutex:
             if self._closed:

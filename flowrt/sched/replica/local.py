@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from flowrt.sched.drivers.way import Way
     from flowrt.sched.host.rendezvous import Array
 
+TOGETHER = 0.25  # seconds for which a lane takes steps without the loop: going there and back costs 1 to 2 ms of a
+LEAST = 1e-4  # busy processor; and the least that they are believed to have taken
+
 
 @dataclass(slots=True)
 class Round:
@@ -56,6 +59,7 @@ class Rounds:
     ) -> None:
         self._role, self._way = role, way
         self._step, self._start, self._load, self._differ, self._merge = step, start, load, differ, merge
+        self._together = 1  # steps that take `TOGETHER`, by how long those took that were taken last
         self._fresh = False  # the slots have values, and as far as is known finite ones
         self._begun: Round | None = None  # the next one, without its version
 
@@ -65,8 +69,11 @@ class Rounds:
         values: Sequence[Sequence[Any]],
         first: int,
         batch: Callable[[int], Awaitable[Sequence[Any]]],
+        there: Callable[[int], Sequence[Any] | None],
     ) -> tuple[list[Array], int]:
         """One round from the ``values`` of a version, as servers told them, with the batches from ``first`` on.
+
+        ``batch`` waits for a batch, ``there`` answers one if that need not be waited for.
 
         Answers means over its steps of what the client is told and the fetches of the update, and of how many samples
         these were made. A delay of the host strikes in each step.
@@ -82,13 +89,13 @@ class Rounds:
         loaded = [values[server][i] for server, i in role.loaded]
         if begun is not None and begun.first == first and self._merge is not None:
             while len(begun.told) < role.overlap:
-                await self._go_on(begun, version, await batch(begun.next))
+                await self._go_on(begun, role.overlap, version, await batch(begun.next), there)
             await self._run(self._merge, loaded, number)
         else:
             begun = Round(first)
             await self._run(self._load, loaded, number)
         while len(begun.told) < role.steps:
-            await self._go_on(begun, version, await batch(begun.next))
+            await self._go_on(begun, role.steps, version, await batch(begun.next), there)
         differed = [values[server][i] for server, i in role.differed]
         *made, finite = await self._run(self._differ, differed, number + role.steps - 1)
         self._fresh = bool(finite) and all(bool(made[i]) for checks in role.finite for i in checks)
@@ -104,27 +111,53 @@ class Rounds:
         begun = Round(first)
         try:
             while len(begun.told) < self._role.overlap and (given := there(begun.next)) is not None:
-                await self._go_on(begun, version, given)
+                await self._go_on(begun, self._role.overlap, version, given, there)
         except Exception:
             return
         self._begun = begun
 
-    async def _go_on(self, begun: Round, version: int, given: Sequence[Any]) -> None:
-        """Take the next step of a round."""
+    async def _go_on(
+        self,
+        begun: Round,
+        most: int,
+        version: int,
+        given: Sequence[Any],
+        there: Callable[[int], Sequence[Any] | None],
+    ) -> None:
+        """Take the next step of a round with what is ``given``, and as many more, up to ``most``, as go on together."""
         role, striking, clock = self._role, self._way.striking, self._way.clock
-        number = version * role.steps + len(begun.told)
-        begun.told.append(await self._run(self._step, [given[i] for _, i in role.feeds], number))
-        begun.samples += samples_of(given)
+        number, batches = version * role.steps + len(begun.told), [given]
+        most = 1 if striking is not None else min(most - len(begun.told), self._together)
+        while len(batches) < most and (more := there(begun.next + len(batches))) is not None:
+            batches.append(more)
+        told = await self._take([[batch[i] for _, i in role.feeds] for batch in batches], number)
+        begun.told += told
+        begun.samples += sum(map(samples_of, batches[: len(told)]))
         if striking is not None:
             await sleep_until(clock() + striking.seconds(version, "compute"), clock)
+
+    async def _take(self, fed: Sequence[Sequence[Any]], number: int) -> list[list[Array]]:
+        """What steps tell, each with what it is ``fed``: the first, and those after it that a lane went on with."""
+        role, clock = self._role, self._way.clock
+        if (fetches := await self._run_now(self._step, fed[0], number)) is not None:
+            return [fetches]
+        began = clock()
+        found = await self._way.run_several(self._step, fed, (number, role.replica, role.replicas))
+        self._together = int(TOGETHER * len(found) / max(clock() - began, LEAST))
+        return found
 
     async def _run(self, plan: Closed, values: Sequence[Any], number: int) -> list[Array]:
         """The fetches of a plan. ``number`` counts the replica's local steps: what random ops draw depends on it."""
         role = self._role
+        if (fetches := await self._run_now(plan, values, number)) is not None:
+            return fetches
+        return await self._way.run_plan(plan, values, (number, role.replica, role.replicas))
+
+    async def _run_now(self, plan: Closed, values: Sequence[Any], number: int) -> list[Array] | None:
+        """The fetches of a short plan; None of another."""
         fetches = plan.run_now(values, number)
-        if fetches is None:
-            return await self._way.run_plan(plan, values, (number, role.replica, role.replicas))
-        await asyncio.sleep(0)  # many short steps must not keep a newer version from being heard of
+        if fetches is not None:
+            await asyncio.sleep(0)  # many short steps must not keep a newer version from being heard of
         return fetches
 
 

@@ -294,7 +294,7 @@ class Replica:
         self.watch.start(version)
         self.watch.leave()
         try:
-            fetches, samples = await rounds.run(version, tuple(self._values), first, self._coming)
+            fetches, samples = await rounds.run(version, tuple(self._values), first, self._coming, self._there)
         except Exception as error:
             self._fail(version, error)
         else:

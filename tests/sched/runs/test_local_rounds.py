@@ -254,6 +254,24 @@ async def test_steps_ahead_are_not_cut_off_by_the_version_that_they_are_of() -> 
         assert made.updates[0, 1] == [5, 6, 7, 8]
 
 
+async def test_long_steps_whose_batches_are_there_are_taken_together_once_their_time_is_known() -> None:
+    async with world(1, overlap=2) as made:
+        step = made.steps[0]
+        step.slow = True
+        step.go.set()
+        made.allow(9)
+        made.give(0, 1, 2, 3)
+        await made.go_on()
+        assert step.together == [1, 2]
+        made.give(0, *range(4, 10))
+        await made.go_on()
+        assert step.together == [1, 2, 1, 2, 2, 1]  # the next round's first two, its others, and what is there after it
+        assert made.used == [(0, (n - 1) // K, n) for n in range(1, 10)]
+        assert [number for _, number in made.numbers] == list(range(9))
+        assert made.state() == [(-2, 2)]
+        assert made.reports()[0].told == (2.5,)
+
+
 async def test_nothing_is_taken_ahead_of_what_is_not_finite_and_the_next_version_is_loaded() -> None:
     async with world(1, overlap=2) as made:
         made.kept_is_finite = False
