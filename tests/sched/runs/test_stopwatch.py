@@ -13,7 +13,7 @@ import pytest
 from iteration_world import RUN, World
 
 from flowrt.sched.drivers.messages import Doing, Pending, Probe, Report
-from flowrt.sched.drivers.pulse import BEAT, Pulse
+from flowrt.sched.drivers.pulse import BEAT, LONGEST, SHARE, Pulse, next_beat
 from flowrt.sched.replica.stopwatch import Phase, Stopwatch
 
 
@@ -154,6 +154,17 @@ async def test_a_loop_that_does_not_turn_is_held() -> None:
     assert 0.2 < seen[0] <= found, "before the loop turns again"
     assert found <= took + BEAT
     pulse.stop()
+
+
+def test_who_computes_for_long_beats_more_rarely_but_never_too_rarely() -> None:
+    beats, computed = [], 0.0
+    while computed < 10.0:
+        beats.append(next_beat(computed))
+        assert beats[-1] <= max(BEAT, SHARE * computed)
+        computed += beats[-1]
+    assert beats == sorted(beats)
+    assert (beats[0], beats[-1]) == (BEAT, LONGEST)
+    assert len(beats) < 160, "where it beat 1000 times"
 
 
 async def test_a_report_holds_the_times_of_every_replica_in_order() -> None:
