@@ -63,8 +63,10 @@ def fill(y: Any, value: float, begin: int, end: int) -> None:
 
 @kernel(FILL_OP, "cuda", layout=flat)
 def fill_on_cuda(y: Any, value: float) -> None:
-    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+    i = cuda.grid(1)
+    while i < y.size:
         y[i] = value
+        i += cuda.gridsize(1)
 
 
 elementwise("add", lambda x, y: x + y, usual=NUMBERS)

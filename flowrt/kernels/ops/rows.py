@@ -11,11 +11,13 @@ from typing import Any
 
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, jitable, kernel
-from flowrt.kernels.language.twin import cuda
+from flowrt.kernels.language.twin import THREADS, cuda
 from flowrt.kernels.ops.slices import part
+from flowrt.kernels.teams.standing import Teams, add_team, divided, stand
 from flowrt.kernels.tiles.rowmoves import add_rows_by_int32, add_rows_by_int64, claim, fetch, move_bytes
 
 AHEAD = 8  # how many groups before its turn a group's rows are asked for
+SHARING = 8  # threads of a GPU's that add up an entry of a row together
 UNIT_ENTRIES = 1 << 12  # of the values, about what is worth a unit of work
 
 
@@ -81,23 +83,37 @@ def add_rows(values: Any, groups: Any, settings: Any, table: Any, total: Any, un
             row[k] += factor * total[k]
 
 
+def _moving_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """A team for each entry that may be moved, those of a row side by side."""
+    call = _moving(inputs, outputs, attrs)
+    teams = Teams(SHARING, THREADS // SHARING, 1)
+    lines = (inputs[1].concrete[0] - 2) // 3 * _columns(outputs[0])
+    return Call(call.views[:-1], teams.words, blocks=teams.blocks(lines))
+
+
 @jitable
-def sum_on_cuda(values: Any, groups: Any, group: int, k: int) -> Any:
-    """An entry of the sum of a group's values."""
-    count = (groups.size - 2) // 3
-    total = values[groups[2 * count + 2 + groups[1 + group]], k]
-    for j in range(groups[1 + group] + 1, groups[2 + group]):
+def sum_on_cuda(values: Any, groups: Any, group: int, k: int, held: Any, rank: int, width: int, apart: int) -> Any:
+    """An entry of the sum of a group's values, of which some rows have very many."""
+    count, total = (groups.size - 2) // 3, values.dtype.type(0)
+    j = groups[1 + group] + rank
+    while j < groups[2 + group]:
         total += values[groups[2 * count + 2 + j], k]
-    return total
+        j += width
+    return add_team(held, total, rank, width, apart)
 
 
-@kernel("add_rows", "cuda", layout=_moving, local=_total)
-def add_rows_on_cuda(values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int) -> None:
-    """Every thread moves one entry at a time: no row is in two groups."""
-    columns, count = table.shape[1], (groups.size - 2) // 3
-    for entry in range(cuda.grid(1), groups[0] * columns, cuda.gridsize(1)):
-        g, k = entry // columns, entry % columns
-        table[groups[count + 2 + g], k] += settings[0] * sum_on_cuda(values, groups, g, k)
+@kernel("add_rows", "cuda", layout=_moving_on_cuda)
+def add_rows_on_cuda(values: Any, groups: Any, settings: Any, table: Any, width: int, apart: int) -> None:
+    """Every team moves one entry at a time: no row is in two groups."""
+    held, columns, count = cuda.shared.array(THREADS, values.dtype), table.shape[1], (groups.size - 2) // 3
+    (team, rank, teams), lines = stand(width, apart), groups[0] * columns
+    line = cuda.blockIdx.x * teams
+    while line < lines:
+        group, k = divided(min(line + team, lines - 1), columns)
+        found = sum_on_cuda(values, groups, group, k, held, rank, width, apart)
+        if rank == 0 and line + team < lines:
+            table[groups[count + 2 + group], k] += settings[0] * found
+        line += cuda.gridDim.x * teams
 
 
 @kernel("assign_rows", layout=_moving, local=_total, moves=_moved_bytes)
@@ -113,10 +129,11 @@ def assign_rows(
 
 @kernel("assign_rows", "cuda", layout=_moving, local=_total)
 def assign_rows_on_cuda(values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int) -> None:
-    columns, count = table.shape[1], (groups.size - 2) // 3
-    for entry in range(cuda.grid(1), groups[0] * columns, cuda.gridsize(1)):
-        g, k = entry // columns, entry % columns
+    columns, count, entry = table.shape[1], (groups.size - 2) // 3, cuda.grid(1)
+    while entry < groups[0] * columns:
+        g, k = divided(entry, columns)
         table[groups[count + 2 + g], k] = values[groups[2 * count + 1 + groups[2 + g]], k]
+        entry += cuda.gridsize(1)
 
 
 def _with_one_slot(rule: Callable[..., Any]) -> Callable[..., None]:
@@ -140,13 +157,18 @@ def _with_one_slot(rule: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _with_one_slot_on_cuda(rule: Callable[..., Any]) -> Callable[..., None]:
-    def move(values: Any, groups: Any, settings: Any, table: Any, slot: Any, total: Any, units: int) -> None:
+    def move(values: Any, groups: Any, settings: Any, table: Any, slot: Any, width: int, apart: int) -> None:
+        held, columns, count = cuda.shared.array(THREADS, values.dtype), table.shape[1], (groups.size - 2) // 3
         a, b, c, d = settings[0], settings[1], settings[2], settings[3]
-        columns, count = table.shape[1], (groups.size - 2) // 3
-        for entry in range(cuda.grid(1), groups[0] * columns, cuda.gridsize(1)):
-            group, k = entry // columns, entry % columns
-            at, found = groups[count + 2 + group], sum_on_cuda(values, groups, group, k)
-            table[at, k], slot[at, k] = rule(found, table[at, k], slot[at, k], a, b, c, d)
+        (team, rank, teams), lines = stand(width, apart), groups[0] * columns
+        line = cuda.blockIdx.x * teams
+        while line < lines:
+            group, k = divided(min(line + team, lines - 1), columns)
+            found = sum_on_cuda(values, groups, group, k, held, rank, width, apart)
+            if rank == 0 and line + team < lines:
+                at = groups[count + 2 + group]
+                table[at, k], slot[at, k] = rule(found, table[at, k], slot[at, k], a, b, c, d)
+            line += cuda.gridDim.x * teams
 
     return move
 
@@ -184,16 +206,21 @@ def _with_two_slots(rule: Callable[..., Any]) -> Callable[..., None]:
 
 def _with_two_slots_on_cuda(rule: Callable[..., Any]) -> Callable[..., None]:
     def move(
-        values: Any, groups: Any, settings: Any, table: Any, first: Any, second: Any, total: Any, units: int
+        values: Any, groups: Any, settings: Any, table: Any, first: Any, second: Any, width: int, apart: int
     ) -> None:
+        held, columns, count = cuda.shared.array(THREADS, values.dtype), table.shape[1], (groups.size - 2) // 3
         a, b, c, d = settings[0], settings[1], settings[2], settings[3]
         e, f, g = settings[4], settings[5], settings[6]
-        columns, count = table.shape[1], (groups.size - 2) // 3
-        for entry in range(cuda.grid(1), groups[0] * columns, cuda.gridsize(1)):
-            group, k = entry // columns, entry % columns
-            at, found = groups[count + 2 + group], sum_on_cuda(values, groups, group, k)
-            moved = rule(found, table[at, k], first[at, k], second[at, k], a, b, c, d, e, f, g)
-            table[at, k], first[at, k], second[at, k] = moved
+        (team, rank, teams), lines = stand(width, apart), groups[0] * columns
+        line = cuda.blockIdx.x * teams
+        while line < lines:
+            group, k = divided(min(line + team, lines - 1), columns)
+            found = sum_on_cuda(values, groups, group, k, held, rank, width, apart)
+            if rank == 0 and line + team < lines:
+                at = groups[count + 2 + group]
+                moved = rule(found, table[at, k], first[at, k], second[at, k], a, b, c, d, e, f, g)
+                table[at, k], first[at, k], second[at, k] = moved
+            line += cuda.gridDim.x * teams
 
     return move
 
@@ -233,6 +260,6 @@ kernel("adagrad_rows", layout=_moving, local=_total, moves=_moved_bytes)(_with_o
 kernel("rmsprop_rows", layout=_moving, local=_total, moves=_moved_bytes)(_with_two_slots(rmsprop))
 kernel("adam_rows", layout=_moving, local=_total, moves=_moved_bytes)(_with_two_slots(adam))
 for _op, _rule in (("momentum_rows", momentum), ("adagrad_rows", adagrad)):
-    kernel(_op, "cuda", layout=_moving, local=_total)(_with_one_slot_on_cuda(_rule))
+    kernel(_op, "cuda", layout=_moving_on_cuda)(_with_one_slot_on_cuda(_rule))
 for _op, _rule in (("rmsprop_rows", rmsprop), ("adam_rows", adam)):
-    kernel(_op, "cuda", layout=_moving, local=_total)(_with_two_slots_on_cuda(_rule))
+    kernel(_op, "cuda", layout=_moving_on_cuda)(_with_two_slots_on_cuda(_rule))

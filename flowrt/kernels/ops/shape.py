@@ -101,9 +101,11 @@ def slice_along_on_cuda(x: Any, start: Any, count: Any, y: Any, run: Any) -> Non
     if first < 0 or first + along > x.shape[1]:
         run[0] = 1
     else:
-        for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        entry = cuda.grid(1)
+        while entry < y.size:
             i, k, o = entry % inner, entry // inner % along, entry // inner // along
             y[o, k, i] = x[o, first + k, i]
+            entry += cuda.gridsize(1)
 
 
 @kernel("place_along", "cuda", layout=_along)
@@ -112,9 +114,11 @@ def place_along_on_cuda(x: Any, start: Any, shape: Any, y: Any, run: Any) -> Non
     if first < 0 or first + x.shape[1] > along:
         run[0] = 1
     else:
-        for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        entry = cuda.grid(1)
+        while entry < y.size:
             i, k, o = entry % inner, entry // inner % along, entry // inner // along
             y[o, k, i] = x[o, k - first, i] if k >= first and k < first + x.shape[1] else 0
+            entry += cuda.gridsize(1)
 
 
 def _stack(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:

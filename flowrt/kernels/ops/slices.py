@@ -248,11 +248,13 @@ def sum_rows(values: Any, groups: Any, y: Any) -> None:
 def sum_rows_on_cuda(values: Any, groups: Any, y: Any) -> None:
     count, columns = y.shape
     found, order = groups[0], 2 * count + 2
-    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
-        g, k = entry // columns, entry % columns
+    entry = cuda.grid(1)
+    while entry < y.size:
+        g, k = divided(entry, columns)
         total = y.dtype.type(0)
         if g < found:
             total = values[groups[order + groups[1 + g]], k]
             for j in range(groups[1 + g] + 1, groups[2 + g]):
                 total += values[groups[order + j], k]
         y[g, k] = total
+        entry += cuda.gridsize(1)

@@ -37,8 +37,10 @@ def full(like: Any, value: Any, y: Any) -> None:
 @kernel("full_like", "cuda", layout=flat)
 @kernel("full", "cuda", layout=flat)
 def full_on_cuda(like: Any, value: Any, y: Any) -> None:
-    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+    i = cuda.grid(1)
+    while i < y.size:
         y[i] = value[0]
+        i += cuda.gridsize(1)
 
 
 @kernel("arange", layout=flat)
@@ -50,8 +52,10 @@ def arange(start: Any, stop: Any, step: Any, y: Any) -> None:
 
 @kernel("arange", "cuda", layout=flat)
 def arange_on_cuda(start: Any, stop: Any, step: Any, y: Any) -> None:
-    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+    i = cuda.grid(1)
+    while i < y.size:
         y[i] = start[0] + i * step[0]
+        i += cuda.gridsize(1)
 
 
 host_only("shape_of", why="the host knows shapes, whichever device computes")

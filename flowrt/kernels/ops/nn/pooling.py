@@ -412,21 +412,25 @@ def largest_on_cuda(x: Any, n: int, k: int, hs: Any, ws: Any) -> Any:
 
 @kernel("max_pool2d", "cuda", layout=_windows)
 def max_pool2d_on_cuda(x: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int) -> None:
-    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+    entry = cuda.grid(1)
+    while entry < y.size:
         n, i, j, k = place_of(entry, y.shape)
         hs, ws = inside(i * down - top, rows, x.shape[1]), inside(j * across - left, columns, x.shape[2])
         y[n, i, j, k] = largest_on_cuda(x, n, k, hs, ws)[0]
+        entry += cuda.gridsize(1)
 
 
 @kernel("max_pool2d_pick", "cuda", layout=_windows)
 def max_pool2d_pick_on_cuda(
     x: Any, values: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int
 ) -> None:
-    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+    entry = cuda.grid(1)
+    while entry < y.size:
         n, i, j, k = place_of(entry, y.shape)
         hs, ws = inside(i * down - top, rows, x.shape[1]), inside(j * across - left, columns, x.shape[2])
         _, row, column = largest_on_cuda(x, n, k, hs, ws)
         y[n, i, j, k] = values[n, row, column, k]
+        entry += cuda.gridsize(1)
 
 
 @jitable
@@ -442,7 +446,8 @@ def max_pool2d_spread_on_cuda(
     x: Any, dy: Any, dx: Any, rows: int, columns: int, down: int, across: int, top: int, left: int
 ) -> None:
     """An entry of the images adds up the slopes of the windows in which it is the largest, in their order."""
-    for entry in range(cuda.grid(1), dx.size, cuda.gridsize(1)):
+    entry = cuda.grid(1)
+    while entry < dx.size:
         n, h, w, k = place_of(entry, dx.shape)
         total = dx.dtype.type(0)
         first_i, last_i = windows_over(h, top, rows, down, dy.shape[1])
@@ -454,11 +459,13 @@ def max_pool2d_spread_on_cuda(
                 if row == h and column == w:
                     total += dy[n, i, j, k]
         dx[n, h, w, k] = total
+        entry += cuda.gridsize(1)
 
 
 @kernel("avg_pool2d", "cuda", layout=_windows)
 def avg_pool2d_on_cuda(x: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int) -> None:
-    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+    entry = cuda.grid(1)
+    while entry < y.size:
         n, i, j, k = place_of(entry, y.shape)
         first_h, last_h = inside(i * down - top, rows, x.shape[1])
         first_w, last_w = inside(j * across - left, columns, x.shape[2])
@@ -467,13 +474,15 @@ def avg_pool2d_on_cuda(x: Any, y: Any, rows: int, columns: int, down: int, acros
             for w in range(first_w, last_w):
                 total += x[n, h, w, k]
         y[n, i, j, k] = total / ((last_h - first_h) * (last_w - first_w))
+        entry += cuda.gridsize(1)
 
 
 @kernel("avg_pool2d_spread", "cuda", layout=_sharing)
 def avg_pool2d_spread_on_cuda(
     dy: Any, shape: Any, dx: Any, rows: int, columns: int, down: int, across: int, top: int, left: int
 ) -> None:
-    for entry in range(cuda.grid(1), dx.size, cuda.gridsize(1)):
+    entry = cuda.grid(1)
+    while entry < dx.size:
         n, h, w, k = place_of(entry, dx.shape)
         total = dx.dtype.type(0)
         first_i, last_i = windows_over(h, top, rows, down, dy.shape[1])
@@ -483,3 +492,4 @@ def avg_pool2d_spread_on_cuda(
                 hs, ws = inside(i * down - top, rows, dx.shape[1]), inside(j * across - left, columns, dx.shape[2])
                 total += dy[n, i, j, k] / ((hs[1] - hs[0]) * (ws[1] - ws[0]))
         dx[n, h, w, k] = total
+        entry += cuda.gridsize(1)
