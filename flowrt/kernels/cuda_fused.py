@@ -49,7 +49,7 @@ def entrywise(expression: Expression, ways: Ways) -> Callable[..., Any]:
     for number, member in enumerate(expression.members, len(expression.inputs)):
         known[f"function{number}"] = _scalar(member.function)
         known[f"dtype{number}"] = np.dtype(member.dtype).type
-    exec("\n".join(_text(expression, ways)), known)
+    exec("\n".join(text_of(expression, ways)), known)
     made: Callable[..., Any] = known["entries"]
     return made
 
@@ -59,7 +59,7 @@ def _scalar(function: Callable[..., Any]) -> Any:
     return cuda.jit(device=True)(bound(function))
 
 
-def _text(expression: Expression, ways: Ways) -> Iterator[str]:
+def text_of(expression: Expression, ways: Ways) -> Iterator[str]:
     """The lines of the kernel: a thread has entries that are a block apart, so that neighbours read neighbours.
 
     No store lies between the loads of entries that are computed together, or they would wait for one another.

@@ -80,6 +80,16 @@ def test_simulated_threads_take_turns_from_barrier_to_barrier_and_end_with_one_t
 
 
 @pytest.mark.timeout(600)
+def test_shared_arrays_of_one_line_are_two(simulated: dict[str, Any]) -> None:
+    assert simulated["beside"] == [1.0, 0.0]
+
+
+@pytest.mark.timeout(600)
+def test_no_store_lies_between_the_loads_of_entries_that_are_computed_together(simulated: dict[str, Any]) -> None:
+    assert simulated["asked"] == "llllss" + "lls"  # two at a time, then one by one what is left
+
+
+@pytest.mark.timeout(600)
 def test_what_does_not_run_there_says_so(simulated: dict[str, Any]) -> None:
     assert "no cuda kernel for matmul_bias" in simulated["refused"]
 

@@ -19,7 +19,8 @@ from op_examples import EXAMPLES, Example
 
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
-from flowrt.kernels import cuda
+from flowrt.kernels import cuda, cuda_fused
+from flowrt.kernels.cuda_walk import walk_over
 from flowrt.kernels.language.table import KERNELS
 from flowrt.kernels.launch import prepare, run_kernel
 
@@ -148,6 +149,31 @@ def grouped() -> list[list[list[int]]]:
     return found
 
 
+def beside() -> list[float]:
+    """What threads find in the first of two shared arrays that one line asks for."""
+
+    @numba_cuda.jit
+    def kernel(out: Any) -> None:
+        i = numba_cuda.threadIdx.x
+        one, two = numba_cuda.shared.array(2, np.float64), numba_cuda.shared.array(2, np.float64)
+        one[i], two[i] = i, 10 + i
+        numba_cuda.syncthreads()
+        out[i] = one[1 - i]
+
+    out = np.zeros(2)
+    kernel[1, 2](out)
+    return [float(found) for found in out]
+
+
+def asked() -> str:
+    """In which order a thread loads (l) and stores (s) entries of a sum that it computes together."""
+    wide, row = Spec("float32", (64, 8)), Spec("float32", (8,))
+    (prepared,) = cuda.PreparedSteps("add", [wide, row], [wide], {})._steps
+    lines = cuda_fused.text_of(cuda_fused.expression_of(prepared.step), walk_over(prepared.step.call.views).ways)
+    body = [line.strip() for line in lines if line.startswith(" " * 8)]
+    return "".join("s" if line.startswith("x") else "l" for line in body if "[" in line)
+
+
 def refused() -> str:
     try:
         cuda.run_kernel("matmul_bias", [np.ones((2, 2))] * 3, [Spec("float64", (2, 2))], {})
@@ -187,7 +213,7 @@ def main() -> None:
     world.compare_layers()
     found = {"compared": world.compared, "differences": world.differences, "long": long(), "refused": refused()}
     found["moved"], found["turns"] = moved(), turns()
-    found["grouped"] = grouped()
+    found["grouped"], found["beside"], found["asked"] = grouped(), beside(), asked()
     tell(found)
 
 
