@@ -88,10 +88,12 @@ class Elsewhere(Enum):
 class Contraction:
     """Sums of products, as matrices and convolutions are made of; an epilogue may go over their entries.
 
-    ``biased`` is the op that adds a vector to each row and then, if asked, applies relu.
+    ``biased`` is the op that adds a vector to each row and then, if asked, applies relu. ``stored`` are pairs of a
+    dtype of 16 bits, and the op that takes the bits of such floats.
     """
 
     biased: str | None = None
+    stored: tuple[tuple[str, str], ...] = ()
 
 
 @valueclass

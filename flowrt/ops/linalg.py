@@ -9,7 +9,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.spec import Shape, Spec
 from flowrt.base.traits import Contraction
 from flowrt.ops.inference import broadcast
-from flowrt.ops.precision import as_product
+from flowrt.ops.precision import BITS, as_product
 from flowrt.ops.shape import expand_dims, reshape, squeeze
 from flowrt.typed import op
 
@@ -22,7 +22,10 @@ __all__ = [
 ]
 
 
-@op(promote=True, core=2, contraction=Contraction("matmul_bias"))
+STORED = (("bfloat16", "matmul_bfloat16"), ("float16", "matmul_float16"))
+
+
+@op(promote=True, core=2, contraction=Contraction("matmul_bias", STORED))
 def matmul(
     a: Operand, b: Operand, transpose_a: bool = False, transpose_b: bool = False, *, name: str | None = None
 ) -> Result:
@@ -107,6 +110,28 @@ def matmul_bias(
     if product.dims is not None and bias.dims is not None and not bias.accepts(bias.dtype, product.shape[-1:]):
         raise SpecError(f"the bias of {product} must be a vector of its last axis, got {bias}")
     return product
+
+
+def _of_stored(dtype: str, a: Spec, b: Spec, flags: dict[str, Any]) -> Spec:
+    if any(bits.dtype != BITS for bits in (a, b)):
+        raise SpecError(f"the bits of {dtype} are of {BITS}, got {a} and {b}")
+    wide = (Spec("float32", bits.dims) for bits in (a, b))
+    return matmul.infer(tuple(wide), flags)[0]
+
+
+@op(gradient=None)
+def matmul_bfloat16(a: Operand, b: Operand, transpose_a: bool = False, transpose_b: bool = False) -> Result:
+    """`matmul` of what the bits of bfloat16s stand for, added up in float32: what a pass makes of products of such.
+
+    It is made after gradients are taken, and has none of its own.
+    """
+    return _of_stored("bfloat16", a, b, {"transpose_a": transpose_a, "transpose_b": transpose_b})
+
+
+@op(gradient=None)
+def matmul_float16(a: Operand, b: Operand, transpose_a: bool = False, transpose_b: bool = False) -> Result:
+    """`matmul` of what the bits of float16s stand for; see `matmul_bfloat16`."""
+    return _of_stored("float16", a, b, {"transpose_a": transpose_a, "transpose_b": transpose_b})
 
 
 def check_bias(bias: Spec, weights: Spec, activation: str) -> None:

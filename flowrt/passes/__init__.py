@@ -37,6 +37,7 @@ from flowrt.passes.settle import settle
 from flowrt.passes.simplify import simplify
 from flowrt.passes.stand_in import StandIn, StandIns, stand_in
 from flowrt.passes.step import FED
+from flowrt.passes.stored import multiply_stored
 from flowrt.passes.trim import trim
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def _join(
 
     def rewrite(body: StepGraph, where: Mapping[int, Device]) -> StepGraph:
         body, where = simplify(body, where)
-        contracted = contract(body, where, supports)
+        contracted = contract(multiply_stored(body, where, supports), where, supports)
         if fusible is None:
             return contracted
         fused, homes = fuse(contracted, where, fusible, regions=False)
@@ -218,6 +219,9 @@ def _join(
     before, step = step, bag(step, placement, supports)
     if len(step.nodes) < len(before.nodes):
         report("bag", bags=len(before.nodes) - len(step.nodes))
+    before, step = step, multiply_stored(step, placement, supports)
+    if step is not before:
+        report("multiply_stored", dropped=len(before.nodes) - len(step.nodes))
     step = contract(rewrite_bodies(step, placement, rewrite), placement, supports)
     products = contracted(step)
     if products:

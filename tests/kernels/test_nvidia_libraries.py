@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from imitated_libraries import Engine, ImitatedBlas, ImitatedDnn, Memory
+from op_examples_precision import PRECISION
 from op_examples_windows import CONVOLUTIONS, Example
 from test_convolutions_by_dnn import MORE, NAMES, asked_of
 from test_cuda_calls import has_driver
@@ -21,6 +22,7 @@ from flowrt.kernels.nvidia.libraries import CudaLibraries
 
 Array = Any
 STREAM = 64
+STORED = ("matmul_bfloat16", "matmul_float16")
 EXAMPLES = [example for example in (*CONVOLUTIONS, *MORE) if example.note != "no-images"]
 
 
@@ -61,6 +63,13 @@ def test_cublas_is_called_with_what_it_multiplies(
     expected = judged(x, y, flags)
     made = libraries.launched(step_of(x.shape, y.shape, flags, dtype), [x, y], np.zeros_like(expected))
     np.testing.assert_allclose(made, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("example", [e for e in PRECISION if e.op in STORED and e.arrays[0].size], ids=str)
+def test_floats_of_16_bits_are_multiplied_as_they_are_stored(libraries: Libraries, example: Example) -> None:
+    step, arrays, expected = asked_of(example)
+    made = libraries.launched(step, arrays, np.zeros_like(expected))
+    np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_an_algorithm_asks_for_is_scratch_of_the_op(libraries: Libraries) -> None:

@@ -17,6 +17,7 @@ from flowrt.kernels.cuda_calls import CudaCallError
 
 Array = Any
 NOT_SUPPORTED = 15
+TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}
 
 
 @dataclass
@@ -91,7 +92,7 @@ class ImitatedBlas(Imitation):
 
     def cublasLtMatrixLayoutCreate(self, out: Any, dtype: int, rows: int, columns: int, leading: int) -> None:
         assert leading >= rows > 0 < columns
-        self.keep(out, Described((("float32", "float64")[dtype], rows, columns, leading)))
+        self.keep(out, Described((TYPES[dtype], rows, columns, leading)))
 
     def cublasLtMatmulPreferenceCreate(self, out: Any) -> None:
         self.keep(out, Described("preference"))
@@ -133,9 +134,14 @@ class ImitatedBlas(Imitation):
         self._matrix(c, of_c)[:] = self._matrix(a, of_a).T
 
     def _matrix(self, address: int, layout: Any, number: int = 0) -> Array:
-        dtype, rows, columns, leading = self.of(layout).kind
-        start = number * self.of(layout).set.get(6, 0) * np.dtype(dtype).itemsize
-        return seen(address + start, dtype, (rows, columns), (1, leading))
+        """One of a layout's matrices, to be written to, or what one of floats of 16 bits stands for."""
+        kind, rows, columns, leading = self.of(layout).kind
+        dtype = np.dtype("uint16" if kind == "bfloat16" else kind)
+        start = number * self.of(layout).set.get(6, 0) * dtype.itemsize
+        found = seen(address + start, dtype, (rows, columns), (1, leading))
+        if kind == "bfloat16":
+            return (found.astype(np.uint32) << 16).view(np.float32)
+        return found.astype(np.float32) if kind == "float16" else found
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ WORKSPACE = 32 << 20  # bytes that an algorithm may ask for: NVIDIA's own choice
 ALIGNED = 64  # bytes that memory begins at a multiple of
 NOT_SUPPORTED = 15
 
+_STORED = {"float16": 2, "bfloat16": 14}  # CUDA_R_16F, CUDA_R_16BF
 _TYPES = {np.dtype("float32"): (0, 68, ctypes.c_float), np.dtype("float64"): (1, 70, ctypes.c_double)}
 """By dtype: CUDA_R_32F or _64F, CUBLAS_COMPUTE_32F or _64F, and what the factors are to C."""
 
@@ -120,13 +121,17 @@ class PreparedProducts(_Described):
         super().__init__(blas)
         self._products = products
         like = products[0]
-        self._kind, compute, factor = _TYPES[like.dtype]
+        kind, compute, factor = _TYPES[like.dtype]
         self._one, self._zero = factor(1), factor(0)
         self._found = _Algorithm()
-        self._product = self._made("cublasLtMatmulDesc", compute, self._kind)
+        self._product = self._made("cublasLtMatmulDesc", compute, kind)
         for attribute, matrices in zip(_FLIPPED, (like.b, like.a), strict=True):
             self._set("cublasLtMatmulDesc", self._product, attribute, ctypes.c_int32(matrices.transposed))
-        self._layouts = [self._layout(matrices, like.batch) for matrices in (like.b, like.a, like.y)]
+        stored = _STORED.get(like.stored, kind)
+        self._layouts = [
+            self._layout(matrices, like.batch, of)
+            for matrices, of in ((like.b, stored), (like.a, stored), (like.y, kind))
+        ]
 
     @property
     def workspace(self) -> int:
@@ -152,30 +157,25 @@ class PreparedProducts(_Described):
 
     def launch(self, operands: Sequence[Any], workspace: Any) -> None:
         """Issue them on arrays of a, b, perhaps what is not looked at, and y."""
-        a_and_b_and_y = operands[0], operands[1], operands[-1]
+        given = operands[1], operands[0], operands[-1]
         (layout_b, layout_a, layout_y), found = self._layouts, self._found
         one, zero = ctypes.byref(self._one), ctypes.byref(self._zero)
         for each in self._products:
-            a, b, y = (
-                array.address + matrices.offset * each.dtype.itemsize
-                for array, matrices in zip(a_and_b_and_y, (each.a, each.b, each.y), strict=True)
-            )
+            b, a, y = (array.address + start for array, start in zip(given, each.starts, strict=True))
             matrices = b, layout_b, a, layout_a, zero, y, layout_y, y, layout_y
             how = ctypes.byref(found.algorithm), workspace.address, found.workspace, self._blas.stream
             self._blas.library.call("cublasLtMatmul", self._blas.handle, self._product, one, *matrices, *how)
 
-    def _layout(self, matrices: StridedMatrices, batch: int) -> ctypes.c_void_p:
+    def _layout(self, matrices: StridedMatrices, batch: int, kind: int) -> ctypes.c_void_p:
         rows, columns = matrices.rows, matrices.columns
-        layout = self._made("cublasLtMatrixLayout", self._kind, rows, columns, rows)
+        layout = self._made("cublasLtMatrixLayout", kind, rows, columns, rows)
         self._set("cublasLtMatrixLayout", layout, _BATCH_COUNT, ctypes.c_int32(batch))
         self._set("cublasLtMatrixLayout", layout, _BATCH_OFFSET, ctypes.c_int64(matrices.stride))
         return layout
 
     def _alignments(self) -> tuple[int, int, int, int]:
         """What the addresses of the first matrices of B, A, y and y are multiples of, in bytes."""
-        size = self._products[0].dtype.itemsize
-        starts = [(each.b.offset, each.a.offset, each.y.offset) for each in self._products]
-        b, a, y = (math.gcd(ALIGNED, *(size * start for start in some)) for some in zip(*starts, strict=True))
+        b, a, y = (math.gcd(ALIGNED, *some) for some in zip(*(each.starts for each in self._products), strict=True))
         return b, a, y, y
 
 

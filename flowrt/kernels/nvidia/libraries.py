@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowrt.kernels.cuda_calls import CudaCallError, Stream
@@ -14,7 +15,7 @@ from flowrt.kernels.nvidia.blas import Blas
 from flowrt.kernels.nvidia.convolutions import DIRECTIONS, as_product, convolution
 from flowrt.kernels.nvidia.dnn import Dnn
 from flowrt.kernels.nvidia.products import strided_products
-from flowrt.kernels.ops.linalg import matmul_on_cuda
+from flowrt.kernels.ops.linalg import STORED_ON_CUDA, matmul_on_cuda
 
 if TYPE_CHECKING:
     from flowrt.kernels.cuda_copies import LibraryLaunch
@@ -35,6 +36,7 @@ class CudaLibraries:
         self._opened: dict[Callable[..., Any], Any] = {}
         self._ways: dict[Callable[..., Any], Callable[[LaunchStep], LibraryLaunch | None]] = {
             matmul_on_cuda: self._product,
+            **{twin: partial(self._product, stored=dtype) for dtype, twin in STORED_ON_CUDA.items()},
             **dict.fromkeys(DIRECTIONS, self._convolution),
         }
 
@@ -48,8 +50,8 @@ class CudaLibraries:
                 library.close()
         self._opened.clear()
 
-    def _product(self, step: LaunchStep) -> LibraryLaunch | None:
-        products = strided_products(step)
+    def _product(self, step: LaunchStep, stored: str = "") -> LibraryLaunch | None:
+        products = strided_products(step, stored)
         return self._multiplied(products) if products else None
 
     def _multiplied(self, products: Sequence[StridedProduct]) -> LibraryLaunch | None:

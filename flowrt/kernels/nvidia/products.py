@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CALLS = 16  # at most: more small products take longer than the own tiles, which are one launch
 DTYPES = (np.dtype("float32"), np.dtype("float64"))
+BITS = np.dtype("uint16")  # of floats that have a name of their own: `StridedProduct.stored`
 
 Axis = tuple[int, tuple[int, int, int]]  # of a batch: how many, and how far apart they are in a, b and y
 
@@ -38,17 +39,30 @@ class StridedMatrices:
 
 @valueclass
 class StridedProduct:
-    """One call: ``batch`` products of matrices of the operands b and a, in this order, into those of y."""
+    """One call: ``batch`` products of matrices of the operands b and a, in this order, into those of y.
+
+    Operands are of y's dtype, or ``stored`` as floats of 16 bits that are called so.
+    """
 
     b: StridedMatrices
     a: StridedMatrices
     y: StridedMatrices
     batch: int
     dtype: np.dtype[np.generic]
+    stored: str = ""
+
+    @property
+    def starts(self) -> tuple[int, int, int]:
+        """Where the first matrices of b, a and y begin, in bytes."""
+        size = (BITS if self.stored else self.dtype).itemsize
+        return size * self.b.offset, size * self.a.offset, self.dtype.itemsize * self.y.offset
 
 
-def strided_products(step: LaunchStep) -> tuple[StridedProduct, ...] | None:
-    """The calls that a step of `matmul` comes to; None where the own tiles serve better, or alone."""
+def strided_products(step: LaunchStep, stored: str = "") -> tuple[StridedProduct, ...] | None:
+    """The calls that a step of `matmul` comes to, or of what is ``stored`` as floats of 16 bits.
+
+    None where the own tiles serve better, or alone.
+    """
     a, b, y = step.call.views
     transpose_a, transpose_b = map(bool, step.call.words)
     dtype = step.dtypes[2]
@@ -66,6 +80,7 @@ def strided_products(step: LaunchStep) -> tuple[StridedProduct, ...] | None:
             _matrices(y, starts[2], strides[2]),
             batch,
             dtype,
+            stored,
         )
         for starts in _starts(apart)
     )
