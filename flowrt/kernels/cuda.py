@@ -7,6 +7,7 @@ same steps as on CPUs: expressions are told how their operands lie (`cuda_walk`)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -23,8 +24,10 @@ from flowrt.kernels.cuda_walk import walk_over
 from flowrt.kernels.language.table import Form, View
 from flowrt.kernels.language.twin import SIMULATED, THREADS
 from flowrt.kernels.launch import RUN_WORDS, LaunchStep, apply_kernel, check
+from flowrt.kernels.nvidia.library import LibraryRefusal
 from flowrt.kernels.simulator import SimulatedGpu
 
+_log = logging.getLogger(__name__)
 BLOCKS = 2 if SIMULATED else 4096  # at most; kernels loop over what is left
 
 
@@ -87,16 +90,24 @@ class PreparedStep:
 
 
 class CalledStep:
-    """A step that a library carries out, in the last of its application's scratch."""
+    """A step that a library carries out, in the last of its application's scratch; its twin where that refuses."""
 
     blocks = 1
 
     def __init__(self, step: LaunchStep, called: LibraryLaunch) -> None:
         self.step, self._called = step, called
+        self._twin: PreparedStep | None = None
 
     def launch(self, arrays: Sequence[Any], run: Any, on: tuple[Any, ...]) -> None:
         """As `PreparedStep.launch`."""
-        self._called.launch([arrays[number] for number in self.step.operands], arrays[-1])
+        if self._twin is None:
+            try:
+                self._called.launch([arrays[number] for number in self.step.operands], arrays[-1])
+                return
+            except LibraryRefusal as refusal:
+                _log.warning("%s is left to flowrt's own kernel: %s", self.step.kernel.op, str(refusal))
+                self._twin = PreparedStep(self.step)
+        self._twin.launch(arrays, run, on)
 
 
 class PreparedSteps:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from imitated_libraries import Engine, ImitatedBlas, ImitatedDnn, Memory
+from imitated_libraries import Engine, ImitatedBlas, ImitatedDnn, Memory, memory_at
 from op_examples_precision import PRECISION
 from op_examples_windows import CONVOLUTIONS, Example
 from test_convolutions_by_dnn import MORE, NAMES, asked_of
@@ -19,6 +19,7 @@ from flowrt.base.spec import Spec
 from flowrt.kernels import cuda
 from flowrt.kernels.nvidia import blas, dnn
 from flowrt.kernels.nvidia.libraries import CudaLibraries
+from flowrt.kernels.nvidia.library import MEMORY_AT, WORKSPACE_AT, LibraryRefusal, begin_of
 
 Array = Any
 STREAM = 64
@@ -46,8 +47,7 @@ class Libraries:
         """What a step's launch makes of arrays, where a library has it."""
         launch = self.libraries.prepare(step)
         assert launch is not None
-        workspace = np.full(launch.workspace, 255, np.uint8)
-        launch.launch([Memory(array) for array in (*arrays, made)], Memory(workspace))
+        launch.launch([Memory(array) for array in (*arrays, made)], memory_at(MEMORY_AT, launch.workspace))
         return made
 
 
@@ -78,10 +78,33 @@ def test_what_an_algorithm_asks_for_is_scratch_of_the_op(libraries: Libraries) -
     a, b, y = rng.normal(size=(4, 5)), rng.normal(size=(5, 3)), np.zeros((4, 3))
     specs, flags = [Spec(m.dtype, m.shape) for m in (a, b, y)], {"transpose_a": False, "transpose_b": False}
     steps = cuda.PreparedSteps("matmul", specs[:2], specs[2:], flags, Typed(libraries.libraries))
-    assert steps.scratch == (Spec("uint8", (4096,)),)
+    (space,) = steps.scratch
     memory = [m.reshape(-1).view(np.uint8) for m in (a, b, y)]
-    steps.launch([*memory, np.zeros(4096, np.uint8)], None)
-    np.testing.assert_allclose(y, a @ b)
+    for start in range(0, WORKSPACE_AT, MEMORY_AT):  # from any place that tensors begin at, it reaches far enough
+        there = memory_at(start, space.nbytes).array
+        y[:] = 0
+        steps.launch([*memory, there], None)
+        np.testing.assert_allclose(y, a @ b)
+        assert begin_of(Memory(there)) + 4096 <= there.ctypes.data + there.nbytes
+
+
+def test_what_a_library_refuses_when_it_is_called_its_twin_does(
+    libraries: Libraries, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*given: Any) -> None:
+        raise LibraryRefusal("cublasLtMatmul", 7, "an unsupported value", "see its documentation")
+
+    launched: list[Any] = []
+    monkeypatch.setattr(libraries.blas, "cublasLtMatmul", refused, raising=False)
+    monkeypatch.setattr(cuda.PreparedStep, "launch", lambda *given: launched.append(given[1:]))
+    specs, flags = [Spec("float64", (2, 2))] * 3, {"transpose_a": False, "transpose_b": False}
+    steps = cuda.PreparedSteps("matmul", specs[:2], specs[2:], flags, Typed(libraries.libraries))
+    memory = [np.zeros(32, np.uint8) for _ in range(3)]
+    for _ in range(2):
+        steps.launch(memory, None, ("stream",))
+    assert len(launched) == 2
+    (told,) = caplog.messages
+    assert told.startswith("matmul is left to flowrt's own kernel: cublasLtMatmul: an unsupported value (7)")
 
 
 class Typed:
@@ -101,8 +124,8 @@ class Typed:
 def test_memory_is_said_to_be_aligned_as_far_as_it_is(libraries: Libraries) -> None:
     libraries.libraries.prepare(step_of((4, 5), (5, 3), (False, False)))
     assert libraries.blas.alignments == [blas.ALIGNED] * 4
-    libraries.libraries.prepare(step_of((2, 1, 3, 2), (1, 2, 2, 3), (False, False)))
-    assert libraries.blas.alignments == [64, 16, 16, 16]
+    libraries.libraries.prepare(step_of((2, 1, 3, 1), (1, 2, 1, 3), (False, False)))
+    assert libraries.blas.alignments == [16, 8, 16, 16]
 
 
 def test_what_cublas_has_no_algorithm_for_is_left_to_the_tiles(libraries: Libraries) -> None:
@@ -143,8 +166,8 @@ def taken(libraries: Libraries, best: list[Engine], others: list[Engine]) -> lis
     step, arrays, expected = asked_of(CONVOLUTIONS[0])
     launch = libraries.libraries.prepare(step)
     if launch is not None:
-        workspace = np.zeros(launch.workspace, np.uint8)
-        launch.launch([Memory(array) for array in (*arrays, np.zeros_like(expected))], Memory(workspace))
+        operands = [Memory(array) for array in (*arrays, np.zeros_like(expected))]
+        launch.launch(operands, memory_at(0, launch.workspace))
     return libraries.dnn.executed
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.kernels.cuda_calls import CudaCallError
+from flowrt.kernels.nvidia.library import WORKSPACE_AT, LibraryRefusal
 
 Array = Any
-NOT_SUPPORTED = 15
+INVALID, NOT_SUPPORTED = 7, 15
 TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}
 
 
@@ -34,6 +34,13 @@ class Memory:
 
     def __init__(self, array: Array) -> None:
         self.array, self.address = array, array.ctypes.data
+
+
+def memory_at(place: int, nbytes: int) -> Memory:
+    """Bytes that begin so far behind a multiple of `WORKSPACE_AT`."""
+    held = np.full(nbytes + 2 * WORKSPACE_AT, 255, np.uint8)
+    start = -held.ctypes.data % WORKSPACE_AT + place
+    return Memory(held[start : start + nbytes])
 
 
 def seen(address: int, dtype: Any, shape: Sequence[int], strides: Sequence[int]) -> Array:
@@ -113,14 +120,16 @@ class ImitatedBlas(Imitation):
         *_, preference, most, found, number = asked
         assert most == 1
         if not self.knows:
-            raise CudaCallError("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED, "not supported", "")
+            raise LibraryRefusal("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED, "not supported", "")
         told = self.of(preference).set
         assert self.workspace <= told[1]
         self.alignments = [told[attribute] for attribute in (5, 6, 7, 8)]
         pointed(found).workspace, pointed(number).value = self.workspace, 1
 
     def cublasLtMatmul(self, handle: Any, what: Any, *given: Any) -> None:
-        one, a, of_a, b, of_b, zero, c, of_c, d, of_d, _, _, size, _ = given
+        one, a, of_a, b, of_b, zero, c, of_c, d, of_d, _, workspace, size, _ = given
+        if (workspace is None) != (size == 0) or (workspace or 0) % WORKSPACE_AT:
+            raise LibraryRefusal("cublasLtMatmul", INVALID, "an unsupported value or parameter", "")
         assert (pointed(one).value, pointed(zero).value, c, of_c) == (1, 0, d, of_d)
         assert size == self.workspace
         flipped = [self.of(what).set[attribute] for attribute in (3, 4)]
@@ -185,9 +194,9 @@ class ImitatedDnn(Imitation):
     def cudnnBackendFinalize(self, handle: Any) -> None:
         described = self.of(handle)
         if described.kind == PLAN and not self._engine(described).works:
-            raise CudaCallError("cudnnBackendFinalize", 3000, "not supported", "")
+            raise LibraryRefusal("cudnnBackendFinalize", 3000, "not supported", "")
         if described.kind == HEURISTIC and not self.engines[described.set[200][0]]:
-            raise CudaCallError("cudnnBackendFinalize", 3000, "not supported", "")
+            raise LibraryRefusal("cudnnBackendFinalize", 3000, "not supported", "")
         described.finalized = True
 
     def cudnnBackendGetAttribute(
@@ -216,6 +225,7 @@ class ImitatedDnn(Imitation):
         operation = self.of(self.of(config.set[201][0]).set[801][0])
         given = self.of(pack).set
         addresses = dict(zip(given[1000], given[1001], strict=True))
+        assert given[1003][0] % WORKSPACE_AT == 0
         tensors = [self._tensor(operation.set[place][0], addresses) for place in TENSORS[operation.kind]]
         first = {10: 700, TO_IMAGES: 706, TO_FILTERS: 712}[operation.kind]
         assert [operation.set[first + i] for i in (0, 1)] == [[1.0], [0.0]]

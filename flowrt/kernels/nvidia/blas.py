@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.kernels.cuda_calls import CudaCallError, Stream
-from flowrt.kernels.nvidia.library import CudaLibrary
+from flowrt.kernels.nvidia.library import CudaLibrary, LibraryRefusal, begin_of, room_for
 
 if TYPE_CHECKING:
+    from flowrt.kernels.cuda_calls import Stream
     from flowrt.kernels.nvidia.products import StridedMatrices, StridedProduct
 
 WORKSPACE = 32 << 20  # bytes that an algorithm may ask for: NVIDIA's own choice for Hopper, where most ask for none
-ALIGNED = 64  # bytes that memory begins at a multiple of
-NOT_SUPPORTED = 15
+ALIGNED = 16  # bytes that operands begin at a multiple of; no algorithm gains by more
+_REFUSALS = {7, 8, 15}  # CUBLAS_STATUS_INVALID_VALUE, _ARCH_MISMATCH, _NOT_SUPPORTED
 
 _STORED = {"float16": 2, "bfloat16": 14}  # CUDA_R_16F, CUDA_R_16BF
 _TYPES = {np.dtype("float32"): (0, 68, ctypes.c_float), np.dtype("float64"): (1, 70, ctypes.c_double)}
@@ -83,7 +83,7 @@ class Blas:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = ctypes.c_void_p(int(stream))
-        self.library = CudaLibrary("cublasLt", SIGNATURES, "cublasLtGetStatusString")
+        self.library = CudaLibrary("cublasLt", SIGNATURES, "cublasLtGetStatusString", _REFUSALS.__contains__)
         self.handle = self.library.made("cublasLtCreate")
 
     def prepare(self, products: Sequence[StridedProduct]) -> PreparedProducts | None:
@@ -135,7 +135,7 @@ class PreparedProducts(_Described):
 
     @property
     def workspace(self) -> int:
-        return int(self._found.workspace)
+        return room_for(int(self._found.workspace))
 
     def choose(self) -> bool:
         """Choose an algorithm; whether there is one."""
@@ -150,9 +150,8 @@ class PreparedProducts(_Described):
             self._blas.library.call(
                 "cublasLtMatmulAlgoGetHeuristic", *asked, 1, ctypes.byref(self._found), ctypes.byref(count)
             )
-        except CudaCallError as error:
-            if error.code != NOT_SUPPORTED:
-                raise
+        except LibraryRefusal:
+            return False
         return count.value == 1 and not self._found.state
 
     def launch(self, operands: Sequence[Any], workspace: Any) -> None:
@@ -160,10 +159,11 @@ class PreparedProducts(_Described):
         given = operands[1], operands[0], operands[-1]
         (layout_b, layout_a, layout_y), found = self._layouts, self._found
         one, zero = ctypes.byref(self._one), ctypes.byref(self._zero)
+        space = begin_of(workspace) if found.workspace else None
         for each in self._products:
             b, a, y = (array.address + start for array, start in zip(given, each.starts, strict=True))
             matrices = b, layout_b, a, layout_a, zero, y, layout_y, y, layout_y
-            how = ctypes.byref(found.algorithm), workspace.address, found.workspace, self._blas.stream
+            how = ctypes.byref(found.algorithm), space, found.workspace, self._blas.stream
             self._blas.library.call("cublasLtMatmul", self._blas.handle, self._product, one, *matrices, *how)
 
     def _layout(self, matrices: StridedMatrices, batch: int, kind: int) -> ctypes.c_void_p:

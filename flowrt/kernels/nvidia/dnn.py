@@ -17,7 +17,7 @@ import numpy as np
 
 from flowrt.kernels.cuda_calls import CudaCallError, Stream
 from flowrt.kernels.nvidia.convolutions import Convolution, Direction, Sizes
-from flowrt.kernels.nvidia.library import CudaLibrary
+from flowrt.kernels.nvidia.library import CudaLibrary, LibraryRefusal, begin_of, room_for
 
 if TYPE_CHECKING:
     from flowrt.kernels.nvidia.blas import Blas
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WORKSPACE = 256 << 20  # bytes that a plan may ask for
 ALIGNED = 16  # bytes that operands begin at a multiple of
 BESIDE = 256  # bytes whose multiple the filters begin at
+_REFUSALS = range(2000, 4000)  # CUDNN_STATUS_BAD_PARAM and _NOT_SUPPORTED, with what they say of the reason
 CONSIDERED = 128  # engines, the most promising first
 
 _handle, _int, _pointer, _count = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
@@ -122,7 +123,7 @@ class Dnn:
     """
 
     def __init__(self, stream: Stream) -> None:
-        self.library = CudaLibrary("cudnn", SIGNATURES, "cudnnGetErrorString")
+        self.library = CudaLibrary("cudnn", SIGNATURES, "cudnnGetErrorString", _REFUSALS.__contains__)
         self.handle = self.library.made("cudnnCreate")
         self.library.call("cudnnSetStream", self.handle, int(stream))
 
@@ -135,7 +136,7 @@ class Dnn:
         """How it is computed."""
         try:
             graph = self.graph(asked)
-        except CudaCallError:
+        except LibraryRefusal:
             return None  # more than the library counts up to
         for mode in (_BEST, _ANY):
             for config in self._configs(graph, mode):
@@ -178,7 +179,7 @@ class Dnn:
         heuristic = Descriptor(self.library, _HEURISTIC).set(201, "descriptor", graph).set(200, "heuristic", mode)
         try:
             found = heuristic.finalized().get_all(202, _ENGINE_CONFIG, CONSIDERED)
-        except CudaCallError:
+        except LibraryRefusal:
             return  # it knows none
         for config in found:
             (engine,) = config.get_all(300, _ENGINE, 1)
@@ -219,14 +220,15 @@ class PreparedConvolution:
         sizes = (math.prod(depth), wide) if asked.direction is not Direction.TO_FILTERS else (wide, math.prod(depth))
         self._turn = blas.transposition(*sizes, asked.dtype)
         self._filters = -(-workspace_of(plan) // BESIDE) * BESIDE
-        self.workspace = self._filters + math.prod(asked.filters) * asked.dtype.itemsize
+        self.workspace = room_for(self._filters + math.prod(asked.filters) * asked.dtype.itemsize)
 
     def launch(self, operands: Sequence[Any], workspace: Any) -> None:
         """Issue it; the filters, or their gradient, are turned around on the way."""
         images, filters, result = (operands[number].address for number in self._direction.value)
-        turned = workspace.address + self._filters
+        space = begin_of(workspace)
+        turned = space + self._filters
         if self._direction is not Direction.TO_FILTERS:
             self._turn.launch(filters, turned)
-        self._dnn.execute(self._plan, (images, turned, result), workspace.address)
+        self._dnn.execute(self._plan, (images, turned, result), space)
         if self._direction is Direction.TO_FILTERS:
             self._turn.launch(turned, filters)
