@@ -33,3 +33,11 @@ def compiled() -> dict[str, Any]:
 def test_every_variant_of_every_twin_compiles_to_ptx(compiled: dict[str, Any]) -> None:
     assert compiled["failures"] == []
     assert sum(compiled["compiled"].values()) >= VARIANTS
+
+
+def test_expressions_of_float32_compute_in_float32_but_for_those_that_round_or_have_large_arguments(
+    compiled: dict[str, Any],
+) -> None:
+    """A GPU may have a sixty-fourth of its units for float64, and Python's constants beside an entry are that."""
+    rounding = {"ceil", "floor", "floor_divide", "round", "remainder", "sign"}
+    assert set(compiled["widened"]) <= rounding | {"sin", "cos", "tan"}

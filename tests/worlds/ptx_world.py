@@ -25,7 +25,7 @@ from op_examples import EXAMPLES, Example
 from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
 from flowrt.kernels import cuda
-from flowrt.kernels.language.table import KERNELS
+from flowrt.kernels.language.table import KERNELS, Form
 from flowrt.kernels.launch import LaunchStep, apply_kernel
 
 ASSEMBLE = "--assemble" in sys.argv
@@ -38,6 +38,7 @@ class World:
     def __init__(self) -> None:
         self.compiled: Counter[str] = Counter()
         self.failures: list[str] = []
+        self.widened: set[str] = set()  # expressions of float32 alone that compute in float64
         self._seen: set[Any] = set()
 
     def visit(self, example: Example) -> None:
@@ -64,6 +65,8 @@ class World:
                 if ASSEMBLE:
                     assemble(ptx)
                 self.compiled[op] += 1
+                if step.kernel.form is Form.SCALARS and {str(dtype) for dtype in step.dtypes} == {"float32"}:
+                    self.widened |= {op} if ".f64" in ptx else set()
             except Exception as error:
                 self.failures.append(f"{op} of {signature}: {type(error).__name__}: {str(error)[:400]}")
 
@@ -96,7 +99,7 @@ def main() -> None:
             world.visit(example)
     for op, arrays, outputs, attrs in programs():
         world.compile(op, [Spec(a.dtype, a.shape) for a in arrays], outputs, attrs)
-    tell({"compiled": world.compiled, "failures": world.failures})
+    tell({"compiled": world.compiled, "failures": world.failures, "widened": sorted(world.widened)})
 
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ def slope_of_gelu(x: Any) -> Any:
 
 
 elementwise("gelu", lambda x: gelu_of(x), entry=COSTLY)
-elementwise("gelu", lambda x: gelu32(x), on=("cpu",), dtypes=single)
+elementwise("gelu", lambda x: gelu32(x), dtypes=single)
 elementwise("gelu", lambda x: gelu64(x), on=("cpu",), dtypes=double)
 elementwise("gelu", lambda x: gelu_of(x + 0.0), dtypes=integral)
 elementwise("gelu_slope", lambda x: slope_of_gelu(x), entry=COSTLY)
-elementwise("gelu_slope", lambda x: gelu_slope32(x), on=("cpu",), dtypes=single)
+elementwise("gelu_slope", lambda x: gelu_slope32(x), dtypes=single)
 elementwise("gelu_slope", lambda x: gelu_slope64(x), on=("cpu",), dtypes=double)
 elementwise("gelu_slope", lambda x: slope_of_gelu(x + 0.0), dtypes=integral)

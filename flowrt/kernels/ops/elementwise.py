@@ -224,7 +224,7 @@ elementwise("tanh", lambda x: math.tanh(x), entry=COSTLY, usual=FLOATS)
 elementwise("tanh", lambda x: tanh32(x), on=("cpu",), dtypes=single)
 elementwise("tanh", lambda x: tanh64(x), on=("cpu",), dtypes=double)
 elementwise("sigmoid", lambda x: 1 / (1 + math.exp(-x)), entry=COSTLY, usual=FLOATS)
-elementwise("sigmoid", lambda x: sigmoid32(x), on=("cpu",), dtypes=single)
+elementwise("sigmoid", lambda x: sigmoid32(x), dtypes=single)
 elementwise("sigmoid", lambda x: sigmoid64(x), on=("cpu",), dtypes=double)
 elementwise("sigmoid", lambda x: 1 / (1 + math.exp(0.0 - x)), dtypes=integral)  # whose negatives wrap around
 elementwise("relu", lambda x: 0 if x <= 0 else x, usual=FLOATS)
