@@ -170,6 +170,7 @@ TOLD_OTHERWISE = {
     "flowrt.kernels.store.names": "remembers symbols",
     "flowrt.kernels.language.twin": "stands for what CUDA devices have",
     "flowrt.kernels.teams.standing": "is of what threads of CUDA devices do alone",
+    "flowrt.kernels.teams.grouping": "is of what threads of CUDA devices do alone",
     "flowrt.kernels.language.variants": "names what emits, and asks for it",
     "flowrt.kernels.tiles.micro": "its stubs carry a digest of `tile`; what kernels use of it they tell",
     "flowrt.kernels.emit.tile": "see `micro`",
