@@ -2,13 +2,15 @@
 
 Law: pure. What receives and sends a plan has beside its region are such that to have all that comes first, then to run
 the region, and then to send all is what the step machine would do, too: the region waits for all that is received, and
-nothing is sent that it does not make.
+nothing is sent that it does not make. A region of a device whose memory is not the host's is a `Visit`, where nothing
+but what is brought of it comes after.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowrt.base.device import is_apart
 from flowrt.base.plan import PlanFeed
 from flowrt.base.valueclass import valueclass
 
@@ -78,3 +80,31 @@ def _makes_all(region: Unit, goes: dict[int, Unit], before: set[int]) -> bool:
     """Whether a region makes all that goes, which waits for nothing but what was ``before``."""
     outputs = {*region.outputs}
     return all(unit.inputs[0] in outputs and before.issuperset(unit.control) for unit in goes.values())
+
+
+@valueclass
+class Visit:
+    """The ``unit`` of a plan that is issued to a device; ``wanted`` are, for each fetch, the value it is brought of."""
+
+    unit: Unit
+    wanted: tuple[int, ...]
+
+
+def find_visit(plan: Plan, units: Sequence[Unit]) -> Visit | None:
+    """The region of a plan of these units that does nothing else but bring its results to the host, if it is such."""
+    issued = [unit for unit in units if unit.issued is not None]
+    if len(issued) != 1:
+        return None
+    (unit,) = issued
+    fed = range(len(plan.feeds))
+    source = {value: value for value in (*fed, *unit.outputs)}
+    for other in units:
+        if other is not unit:
+            node = plan.nodes[other.nodes[0]]
+            brings = node.op == "bring" and not is_apart(node.device) and not other.control
+            if not brings or other.inputs[0] not in unit.outputs:
+                return None
+            source[other.outputs[0]] = other.inputs[0]
+    if unit.control or not set(unit.inputs) <= set(fed) or not set(plan.fetches) <= source.keys():
+        return None
+    return Visit(unit, tuple(source[value] for value in plan.fetches))

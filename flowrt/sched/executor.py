@@ -23,7 +23,7 @@ from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import writes
 from flowrt.kernels.launch import STATUS
 from flowrt.kernels.store.locking import while_wanted
-from flowrt.sched.alone import find_alone
+from flowrt.sched.alone import find_alone, find_visit
 from flowrt.sched.demand import find_demands
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.host.memory import amount
@@ -37,7 +37,7 @@ from flowrt.sched.tape.interrupts import Noted, Unbroken
 from flowrt.sched.tape.tape import CANCELLED, Tape
 from flowrt.sched.tape.tapes import Tapes
 from flowrt.sched.units import NOTHING, Action, Unit, connect, find_units
-from flowrt.sched.visits import VisitRunner, find_visit
+from flowrt.sched.visits import VisitRunner
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan

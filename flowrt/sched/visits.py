@@ -1,6 +1,6 @@
-"""A plan that is one region of another device's, whose results are brought to the host: done in one visit of its lane.
+"""Runs plans that are one region of another device's (`alone`): in one visit of its lane.
 
-The step machine would come by once for the region and once for each result. Law: to find such a plan is pure.
+The step machine would come by once for the region and once for each result.
 """
 
 from __future__ import annotations
@@ -9,54 +9,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowrt.base.device import is_apart
-from flowrt.base.valueclass import valueclass
 from flowrt.kernels.launch import STATUS
 from flowrt.sched.running import own, run_words
 from flowrt.sched.tape.interrupts import Noted, Unbroken
 from flowrt.sched.tape.tape import CANCELLED
-from flowrt.sched.units import Action, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from flowrt.base.plan import Plan
+    from flowrt.sched.alone import Visit
     from flowrt.sched.devices.device import Issuing, OpenDevice
     from flowrt.sched.host.host import Host, RunContext
 
     Array = np.ndarray[Any, Any]
 
 
-@valueclass
-class Visit:
-    """The ``unit`` of a plan that is issued to a device; ``wanted`` are, for each fetch, the value it is brought of."""
-
-    unit: Unit
-    wanted: tuple[int, ...]
-
-
-def find_visit(plan: Plan, units: Sequence[Unit]) -> Visit | None:
-    """The one region of a plan of these units that does nothing else but bring results to the host, if it is such."""
-    issued = [unit for unit in units if unit.issued is not None]
-    if len(issued) != 1:
-        return None
-    (unit,) = issued
-    fed = range(len(plan.feeds))
-    source = {value: value for value in (*fed, *unit.outputs)}
-    for other in units:
-        if other is not unit:
-            brings = other.action is Action.BRING and not other.control and other.inputs[0] in unit.outputs
-            if not brings or is_apart(plan.nodes[other.nodes[0]].device):
-                return None
-            source[other.outputs[0]] = other.inputs[0]
-    if unit.control or not set(unit.inputs) <= set(fed) or not set(plan.fetches) <= source.keys():
-        return None
-    return Visit(unit, tuple(source[value] for value in plan.fetches))
-
-
 class VisitRunner:
-    """Runs such a plan on a host."""
+    """Runs such a plan on a host, whose ``device`` has the region."""
 
     def __init__(self, visit: Visit, host: Host, device: OpenDevice, issuer: Issuing) -> None:
         self._visit, self._host, self._device, self._issuer = visit, host, device, issuer
