@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
 import os
 import shutil
@@ -44,6 +45,7 @@ def engine() -> Iterator[str]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")  # else 15: beside processes that compile, actors get no time
         patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setattr(builtins, "print", print)  # Ray puts its own there when it has something to say, and leaves it
         ray.init(
             address="local",
             num_cpus=2,
