@@ -44,6 +44,27 @@ def sync_parents(path: Path) -> None:
             break
 
 
+def in_the_way(path: Path) -> str | None:
+    """Why there can be no folder of this name, as far as names tell; None where there is one, or it can be made."""
+    for place in (path, *path.parents):
+        if os.path.isdir(place):
+            break
+        if os.path.islink(place):
+            to = os.readlink(place)
+            return f"{place} is a symbolic link to {to}, which is no folder; make that, or mount what belongs there"
+        if os.path.lexists(place):
+            return f"{place} is not a folder"
+    return None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those around it, where there is none. Raises `OSError` that says what is in the way."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise type(error)(in_the_way(path) or str(error)) from error
+
+
 class FolderLock:
     """The right to write into a folder."""
 
@@ -61,7 +82,7 @@ class FolderLock:
         if self._held is not None and self._is_there(self._held):
             return False
         self.release()  # someone removed the folder with the file that we locked
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         while not self._try():
             pass
         return True

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 from urllib.parse import unquote
 
-from flowrt.checkpoints.folders import sync_folder
+from flowrt.checkpoints.folders import make_folder, sync_folder
 from flowrt.checkpoints.manifest import MANIFEST, checked_file, saves_among
 
 PARTIAL = ".partial"  # how the folder of a checkpoint in progress begins
@@ -98,7 +98,7 @@ class LocalStore:
             _sync(opened)
 
     def begin(self, folder: str, token: str) -> str:
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         for entry in self.path.iterdir():
             if entry.name.startswith(PARTIAL):  # of a process that was killed
                 shutil.rmtree(entry, ignore_errors=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import CheckpointError, FlowrtError, GraphError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.telling import telling
-from flowrt.checkpoints.folders import FolderLock, HeldElsewhere, sync_parents
+from flowrt.checkpoints.folders import FolderLock, HeldElsewhere, in_the_way, sync_parents
 from flowrt.checkpoints.manifest import File, Manifest, Name, NotWhole, folder_of, to_bytes
 from flowrt.checkpoints.retention import superfluous
 from flowrt.checkpoints.stores import LocalStore
@@ -180,8 +180,8 @@ class Checkpoints:
                 f"host {os.uname().nodename}; give every session its own"
             )
         self._session, self._places = session, Places(session)
-        if self.path is not None and self.path.exists() and not self.path.is_dir():
-            raise CheckpointError(f"{self.url} is not a folder, so no checkpoint can be saved in it")
+        if self.path is not None and (why := in_the_way(self.path)) is not None:
+            raise CheckpointError(f"no checkpoint can be saved in {self.url}: {why}")
         self._order = order_of(session.graph)
         if self._order is not None:
             told = listed(f"{resource.name!r} ({resource.site})" for resource in nameless(session.graph))

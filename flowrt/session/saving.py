@@ -294,7 +294,7 @@ async def _give(session: Inside, piece: SavedPiece, stored: Stored, store: Store
 def store_of(url: str | os.PathLike[str]) -> Store:
     """Where checkpoints are kept; a folder by its whole path, since nodes work in other folders."""
     text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
-    if not text:  # as of an environment that has not the variable
+    if not text or "\0" in text:  # as of an environment that has not the variable
         raise GraphError(f"{user_site()}: Checkpoints: expected the path of a folder, or a URL, got {url!r}")
     try:
         return store_at(text if "://" in text else os.path.abspath(text))

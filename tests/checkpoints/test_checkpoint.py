@@ -557,10 +557,10 @@ async def test_what_a_killed_process_left_is_no_checkpoint_and_goes_with_the_nex
 
 
 async def test_a_folder_that_cannot_be_made_is_an_error_of_the_save(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
     graph, *_ = model()
     async with fr.Session(graph, checkpoints=Checkpoints(tmp_path / "file" / "inside")) as session:
-        with pytest.raises(CheckpointError, match="was not saved"):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(CheckpointError, match=r"was not saved in .*: .*file is not a folder"):
             await session.save()
 
 
@@ -584,10 +584,17 @@ async def test_a_save_that_is_cancelled_leaves_no_half(tmp_path: Path) -> None:
 async def test_a_place_that_nobody_knows_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(fr.GraphError, match="nowhere"):
         Checkpoints("nowhere://bucket/a")
-    for nothing in ("", None):
+    for nothing in ("", None, "a\0b"):
         with pytest.raises(fr.GraphError, match="expected the path of a folder"):
             Checkpoints(nothing)  # type: ignore[arg-type]
     assert Checkpoints(f"file://{tmp_path}/a%20b").path == tmp_path / "a b"
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="is not a folder"):
-        await train(Checkpoints(url=tmp_path / "file"), 0)
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    for inside in ("", "run"):
+        with pytest.raises(CheckpointError, match="file is not a folder"):
+            await train(Checkpoints(url=tmp_path / "file" / inside), 0)
+        with pytest.raises(CheckpointError, match=f"link is a symbolic link to {tmp_path}/disk, which"):
+            await train(Checkpoints(url=tmp_path / "link" / inside, every_steps=1), 0)
+    (tmp_path / "disk").mkdir()
+    await train(Checkpoints(url=tmp_path / "link", every_steps=1), 1)
+    assert files(tmp_path / "disk") == [folder_of(1, 1)]
