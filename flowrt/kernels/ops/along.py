@@ -176,7 +176,6 @@ def position_on_cuda(beats: Any) -> Callable[..., Any]:
                 half >>= 1
             if rank == 0 and line + team < lines:
                 y[line + team] = places[me]
-            cuda.syncthreads()
             line += cuda.gridDim.x * teams
 
     return find
