@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
+from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -115,7 +116,9 @@ class CudaGpu:
         from flowrt.kernels.nvidia.libraries import CudaLibraries  # which know the twins that they stand for
 
         cuda.select_device(index)  # pushes its primary context, which kernels are loaded into, for this thread
-        self._gone: deque[tuple[Callable[..., None], Any]] = deque()
+        self._numbers = count()
+        self._given: dict[int, tuple[Callable[[Any], None], Any]] = {}  # what is to be given back, and how
+        self._gone: deque[int] = deque()  # those of it that nobody refers to any more
         self._pool = calls.find_pool(index)
         calls.keep_freed(self._pool)
         self.computing, self.copying = calls.create_stream(), calls.create_stream()
@@ -192,8 +195,11 @@ class CudaGpu:
         with suppress(calls.CudaCallError):
             for stream in (self.computing, self.copying):
                 calls.synchronize(stream)
-            self._settle()
             self.libraries.close()
+            for function, what in self._given.values():  # what somebody still refers to, too: nobody uses it any more
+                function(what)
+            calls.synchronize(self.computing)
+            calls.trim(self._pool)
             for event in events:
                 calls.destroy_event(event)
             for stream in (self.computing, self.copying):
@@ -203,12 +209,14 @@ class CudaGpu:
         calls.free(address, self.computing)
 
     def _give_back(self, owner: object, function: Callable[[Any], None], what: Any) -> None:
-        """Have this thread call the function once nobody refers to the owner."""
-        weakref.finalize(owner, self._gone.append, (function, what)).atexit = False
+        """Have this thread call the function once nobody refers to the owner, or when the GPU is closed."""
+        number = next(self._numbers)
+        self._given[number] = function, what
+        weakref.finalize(owner, self._gone.append, number).atexit = False
 
     def _settle(self) -> None:
         while self._gone:
-            function, what = self._gone.popleft()
+            function, what = self._given.pop(self._gone.popleft())
             function(what)
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-from collections import deque
 from ctypes import CDLL
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from imitated_driver import ImitatedDriver
 
 from flowrt.base.errors import ResourceError
 from flowrt.kernels import cuda_calls as calls
+from flowrt.kernels.cuda_copies import CudaCopies
 from flowrt.kernels.cuda_driver import is_fatal
 from flowrt.kernels.cuda_gpu import CudaGpu, GpuArray, GpuMemory, check_compiler
 
@@ -118,21 +119,37 @@ def test_parts_of_an_array_lie_where_numpys_would() -> None:
         assert (interface["typestr"], interface["data"]) == (numpys.dtype.str, (mine.address, False))
 
 
-def test_memory_is_given_back_in_its_thread_once_no_array_lies_in_it() -> None:
-    gpu, freed = CudaGpu.__new__(CudaGpu), list[int]()  # without a driver
-    gpu._gone = deque()
-    owner = GpuMemory(ADDRESS)
-    gpu._give_back(owner, freed.append, ADDRESS)
-    part = GpuArray(owner, ADDRESS, np.uint8, (64,))[8:16]
-    del owner
+@pytest.fixture
+def imitated(monkeypatch: pytest.MonkeyPatch) -> ImitatedDriver:
+    made = ImitatedDriver()
+    made.stand_in(monkeypatch)
+    return made
+
+
+def test_memory_is_given_back_in_its_thread_once_no_array_lies_in_it(imitated: ImitatedDriver) -> None:
+    gpu = CudaGpu(0)
+    whole = gpu.allocate(64)
+    first, part = whole.address, whole[8:16]
+    del whole
     gc.collect()
-    gpu._settle()
-    assert freed == []
+    gpu.allocate(8)
+    assert first in imitated.alive
     del part
     gc.collect()
-    assert freed == []
-    gpu._settle()
-    assert freed == [ADDRESS]
+    assert first in imitated.alive
+    gpu.allocate(8)
+    assert first not in imitated.alive
+
+
+def test_a_gpu_that_is_closed_keeps_nothing_whoever_still_refers_to_it(imitated: ImitatedDriver) -> None:
+    """Its memory is others' then, and a process may open many sessions, one after another."""
+    gpu = CudaGpu(0)
+    copies, memory, again = CudaCopies(gpu), gpu.allocate(64), gpu.capture(lambda: None)
+    assert {"pinned", "memory", "ready graph"} <= set(imitated.alive.values())
+    gpu.close(copies.events)
+    assert imitated.alive == {}
+    assert imitated.called["trim"] == 1
+    del copies, memory, again
 
 
 def test_the_compiler_of_kernels_is_looked_for_before_a_step_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
