@@ -59,7 +59,7 @@ class PreparedStep:
             work = -(-work // entries_together(expression, walk.ways))
             self._starts = walk.starts
         else:
-            self.function, self.numbers = _twin(step.kernel.function), step.call.words
+            self.function, self.numbers = _twin(step.kernel.function), tuple(map(_as_a_device_has, step.call.words))
             work = max(view.size for view in views)
         self.blocks = min(BLOCKS, step.call.blocks if step.call.blocks is not None else -(-work // THREADS))
 
@@ -161,6 +161,11 @@ class PreparedSteps:
 def _as_numbas(array: Any) -> Any:
     """An array of a GPU's as Numba has its own."""
     return array if SIMULATED else cuda.as_cuda_array(array, sync=False)
+
+
+def _as_a_device_has(word: Any) -> Any:
+    """A number as kernels have it: a float of Python's is one of 64 bits there, while NumPy takes it for its own."""
+    return np.float64(word) if SIMULATED and isinstance(word, float) else word
 
 
 def _typed(memory: Any, spec: Spec) -> Any:

@@ -100,11 +100,13 @@ def long() -> dict[str, float]:
     rng = np.random.default_rng(0)
     a, b, flags = rng.normal(size=(11, 9)), rng.normal(size=(9, 13)), {"transpose_a": False, "transpose_b": False}
     key = {"mean": 0.0, "stddev": 1.0, "seed": 1, "stream": 2, "first": 3}
+    close = {"low": 0.69999, "high": 0.7, "seed": 1, "stream": 2, "first": 3}  # some round up to 0.7, as a float32
     return {
         "add": differ("add", [a, a[:1]], Spec("float64", (11, 9)), {}),
         "fill": differ("pad", [a], Spec("float64", (15, 13)), {"paddings": ((2, 2), (2, 2)), "value": 2.5}),
         "sum": differ("sum", [a], Spec("float64", (11,)), {"axis": 1, "keepdims": False}),
         "matmul": differ("matmul", [a, b], Spec("float64", (11, 13)), flags),
+        "random_uniform": differ("random_uniform", [np.int64([400]), np.int64([5])], Spec("float32", (400,)), close),
         "random_normal": differ("random_normal", [np.int64([301]), np.int64([5])], Spec("float32", (301,)), key),
     }
 

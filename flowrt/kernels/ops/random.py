@@ -76,9 +76,8 @@ def fill_uniform(y: Any, block: int, low: float, high: float, base: int, lead: i
         if at < 0 or at >= y.size:
             continue
         share = unit(words[2 * lane], words[2 * lane + 1]) if many == 2 else float(words[lane] >> EIGHT) * 2.0**-24
-        y[at] = low + (high - low) * share
-        if y[at] >= high:  # rounded up to what is left out
-            y[at] = low
+        value = y.dtype.type(low + (high - low) * share)
+        y[at] = y.dtype.type(low) if value >= y.dtype.type(high) else value  # rounded up to what is left out
 
 
 @jitable
