@@ -39,8 +39,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 FATAL = {
     214: "ECC_UNCORRECTABLE",
+    220: "NVLINK_UNCORRECTABLE",
+    226: "CONTAINED",
     700: "ILLEGAL_ADDRESS",
     702: "LAUNCH_TIMEOUT",
+    709: "CONTEXT_IS_DESTROYED",
     710: "ASSERT",
     714: "HARDWARE_STACK_ERROR",
     715: "ILLEGAL_INSTRUCTION",
@@ -48,6 +51,9 @@ FATAL = {
     717: "INVALID_ADDRESS_SPACE",
     718: "INVALID_PC",
     719: "LAUNCH_FAILED",
+    721: "TENSOR_MEMORY_LEAK",
+    810: "MPS_CLIENT_TERMINATED",
+    911: "EXTERNAL_DEVICE",
 }
 """Errors of CUDA's after which a process can do nothing any more on that GPU, by number and by name."""
 
@@ -61,17 +67,21 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def tells_loss(method: Method) -> Method:
-    """Decorator of what a driver is asked for: where the GPU is lost to this process, `DeviceLost` says so."""
+    """Decorator of what a driver is asked for: where the GPU is lost to this process, `DeviceLost` says so.
+
+    A library answers no more than that it failed, so whatever has failed, the GPU is asked.
+    """
 
     @wraps(method)
-    def asked(*args: Any, **kwargs: Any) -> Any:
+    def asked(driver: CudaDriver, *args: Any) -> Any:
         try:
-            return method(*args, **kwargs)
+            return method(driver, *args)
         except (FlowrtError, MemoryError):
             raise
         except Exception as error:
-            if is_fatal(error):
-                raise DeviceLost(f"{error}; CUDA_LAUNCH_BLOCKING=1 has each op waited for, and named") from error
+            why = error if is_fatal(error) else driver.fatal_error()
+            if why is not None:
+                raise DeviceLost(f"{why}; CUDA_LAUNCH_BLOCKING=1 has each op waited for, and named") from error
             raise
 
     return cast("Method", asked)
@@ -160,6 +170,19 @@ class CudaDriver:
             words[STATUS] = told[STATUS]
         self._failing.clear()
 
+    @tells_loss
+    def replay(self, again: Callable[[], None]) -> None:
+        """Issue what is recorded."""
+        again()
+
+    def fatal_error(self) -> Exception | None:
+        """What the GPU has met that it does not survive."""
+        try:
+            self.gpu.synchronize()
+        except Exception as error:
+            return error if is_fatal(error) else None
+        return None
+
     def close(self) -> None:
         if self._opened is not None:
             gpu, copies = self._opened
@@ -197,10 +220,9 @@ class CudaRecording:
         self._table = driver.allocate(self._bytes.size)
         self._again = driver.gpu.capture(self._issue)
 
-    @tells_loss
     def replay(self) -> None:
         """Issue all of it."""
-        self._again()
+        self._driver.replay(self._again)
 
     def _issue(self) -> None:
         size, gpu = 8 * RUN_WORDS, self._driver.gpu

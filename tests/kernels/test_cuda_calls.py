@@ -6,6 +6,7 @@ import gc
 import inspect
 import sys
 from ctypes import CDLL
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ import pytest
 from cuda.bindings import driver
 from imitated_driver import ImitatedDriver
 
-from flowrt.base.errors import ResourceError
+from flowrt.base.errors import DeviceLost, ResourceError
 from flowrt.kernels import cuda_calls as calls
+from flowrt.kernels.cuda_calls import CudaCallError
 from flowrt.kernels.cuda_copies import CudaCopies
-from flowrt.kernels.cuda_driver import is_fatal
+from flowrt.kernels.cuda_driver import FATAL, CudaDriver, is_fatal
 from flowrt.kernels.cuda_gpu import CudaGpu, GpuArray, GpuMemory, check_compiler
 
 STREAM, EVENT, ADDRESS = driver.CUstream(64), driver.CUevent(64), 1 << 20
@@ -96,6 +98,29 @@ def test_what_a_gpu_does_not_survive_is_told_from_what_it_does() -> None:
     assert is_fatal(RuntimeError("CUDA_ERROR_LAUNCH_FAILED: an exception occurred on the device"))
     assert not is_fatal(calls.CudaCallError("cuGraphInstantiate", 801, "CUDA_ERROR_NOT_SUPPORTED", "not supported"))
     assert not is_fatal(ValueError("cannot compile: assert x > 0"))
+
+
+def test_all_is_known_that_a_gpu_does_not_survive() -> None:
+    """As the driver's own reference tells it."""
+    means = {each: " ".join(str(each.__doc__).split()) for each in driver.CUresult}
+    fatal = {int(each) for each, text in means.items() if "must be terminated and relaunched" in text}
+    assert 700 in fatal <= FATAL.keys()
+    assert all(driver.CUresult(number).name == f"CUDA_ERROR_{name}" for number, name in FATAL.items())
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_library_that_fails_has_the_gpu_asked_whether_it_is_lost(imitated: ImitatedDriver, lost: bool) -> None:
+    """cuBLASLt says of an address that an earlier kernel should not have written to: an execution failed (13)."""
+    gpu = CudaDriver(0)
+
+    def fail(*given: Any) -> None:
+        if lost:
+            imitated.fails["synchronize"] = CudaCallError("cuStreamSynchronize", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "")
+        raise CudaCallError("cublasLtMatmul", 13, "the function failed to launch", "see its documentation")
+
+    steps: Any = SimpleNamespace(takes_run=False, may_fail=False, launch=fail)
+    with pytest.raises(DeviceLost if lost else CudaCallError, match="ILLEGAL_ADDRESS" if lost else "failed to launch"):
+        gpu.launch(steps, [], np.zeros(4, np.int64))
 
 
 def test_parts_of_an_array_lie_where_numpys_would() -> None:

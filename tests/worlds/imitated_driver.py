@@ -17,10 +17,15 @@ from flowrt.kernels import cuda_calls
 
 
 class ImitatedDriver:
-    """Stands in for the driver's calls. ``alive`` is what was made and has not gone: handles and memory, by kind."""
+    """Stands in for the driver's calls.
+
+    ``called`` counts them, and those that are among ``fails`` raise that. ``alive`` is what was made and has not gone,
+    handles and memory, by kind.
+    """
 
     def __init__(self) -> None:
         self.called: Counter[str] = Counter()
+        self.fails: dict[str, Exception] = {}
         self.alive: dict[int, str] = {}
         self._memory: dict[int, Any] = {}
         self._graphs: dict[int, list[Callable[[], None]]] = {}
@@ -38,6 +43,8 @@ class ImitatedDriver:
     def _noted(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             self.called[name] += 1
+            if name in self.fails:
+                raise self.fails[name]
             return getattr(self, name)(*arguments)
 
         return call
