@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +60,17 @@ def on_loop(request: pytest.FixtureRequest) -> Callable[[Any], None]:
 @pytest.fixture
 def keys(tmp_path: Path) -> Keys:
     return good(tmp_path / "keys")
+
+
+@pytest.fixture
+def logged() -> Iterator[asyncio.Queue[str]]:
+    """What the log is told, as it is."""
+    said: asyncio.Queue[str] = asyncio.Queue()
+    heard = logging.Handler(logging.WARNING)
+    heard.emit = lambda record: said.put_nowait(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("flowrt.net.door").addHandler(heard)
+    yield said
+    logging.getLogger("flowrt.net.door").removeHandler(heard)
 
 
 async def _unreached(connection: Connection) -> None:
@@ -134,6 +146,35 @@ def test_a_client_with_the_token_and_no_good_certificate_is_refused(
         async with serve("127.0.0.1", 0, TOKEN, _unreached, tls=keys) as server:
             with nothing_decoded(), pytest.raises(RemoteError, match=told):
                 await connect("127.0.0.1", server.port, TOKEN, tls=theirs)
+
+    on_loop(talk())
+
+
+def the_very_same(_: Path, first: Path) -> Keys:
+    return Keys(first)
+
+
+def test_the_log_names_the_cause_for_which_each_was_refused(
+    keys: Keys, tmp_path: Path, on_loop: Callable[[Any], None], logged: asyncio.Queue[str]
+) -> None:
+    refusals = (
+        (of_another_authority, TOKEN, "it refuses our certificate: tlsv1 alert unknown ca"),
+        (believing_only, TOKEN, "its certificate is refused: unable to get local issuer certificate"),
+        (expired, TOKEN, "its certificate is refused: certificate has expired"),
+        (of_tomorrow, TOKEN, "its certificate is refused: certificate is not yet valid"),
+        (None, TOKEN, "426 Upgrade Required, to TLS/1.3"),
+        (the_very_same, "another", "it went without a proof that it has our token; it may have another one"),
+    )
+
+    async def talk() -> None:
+        async with serve("127.0.0.1", 0, TOKEN, _unreached, tls=keys) as server:
+            for number, (made, token, cause) in enumerate(2 * refusals):
+                theirs = None if made is None else made(tmp_path / f"theirs{number}", keys.folder)
+                with nothing_decoded(), pytest.raises(RemoteError):
+                    await connect("127.0.0.1", server.port, token, tls=theirs)
+                if number < len(refusals):  # what is told again within a minute is not
+                    assert (await logged.get()).endswith(f", perhaps among others: {cause}")
+        assert logged.empty()
 
     on_loop(talk())
 

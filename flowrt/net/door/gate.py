@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from flowrt.net.wire.handshake import HandshakeTerms
 
+NO_PROOF = "it went without a proof that it has our token; it may have another one"
+
 
 @valueclass
 class Reply:
@@ -50,7 +52,7 @@ class Door(Protocol):
         """Take a stranger in whose proof is right, and whose transport's reading is paused; else, the status."""
 
     def failed(self, transport: asyncio.Transport, how: str) -> None:
-        """A stranger broke a rule."""
+        """A stranger broke a rule, which ``how`` says in one of few ways."""
 
 
 class Gate(asyncio.BufferedProtocol):
@@ -84,6 +86,8 @@ class Gate(asyncio.BufferedProtocol):
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if not self._over and self._reply is not None and self._transport is not None:
+            self._door.failed(self._transport, NO_PROOF)
         self._leave()
 
     def leave(self) -> None:
@@ -97,7 +101,8 @@ class Gate(asyncio.BufferedProtocol):
             transport.abort()
             return
         if status.startswith("4"):
-            self._door.failed(transport, status)
+            wants = (headers or {}).get("Upgrade")
+            self._door.failed(transport, f"{status}, to {wants}" if wants else status)
         no = {"Connection": "close", "Content-Length": "0"} | (headers or {})
         transport.write(heads.written(f"HTTP/1.1 {status}", no))
         transport.close()

@@ -228,6 +228,12 @@ _FIXES = {  # by OpenSSL's X509_V_ERR_*
     19: _ANOTHER,
     20: _ANOTHER,
 }
+_SAME = "both need one of the same authority, which has not expired"
+_ALERTS = {  # by what the other end's OpenSSL makes of the same
+    "bad certificate": "it may not be good yet by the clock there: set the clocks of both machines",
+    "unknown ca": _ANOTHER,
+    "certificate expired": f"make a new one by {RENEW}; or set the clocks of both machines",
+}
 
 
 def failure(error: ssl.SSLError) -> AuthenticationError | NodeLost:
@@ -241,7 +247,16 @@ def failure(error: ssl.SSLError) -> AuthenticationError | NodeLost:
     if "wrong version number" in reason or "record layer failure" in reason:
         return AuthenticationError("it does not speak TLS; start that node with --tls, too")
     if "alert" in reason:
-        return AuthenticationError(
-            f"it refuses our certificate ({reason}); both need one of the same authority, which has not expired"
-        )
+        fix = next((fix for alert, fix in _ALERTS.items() if alert in reason), _SAME)
+        return AuthenticationError(f"it refuses our certificate ({reason}); {fix}")
     return NodeLost(f"TLS failed: {reason or error}")
+
+
+def told_of(error: OSError) -> str:
+    """What an error while TLS was agreed upon tells a node of a client: one of few sentences."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        reason = (error.reason or "").replace("_", " ").lower()
+        return f"{'it refuses our certificate' if 'alert' in reason else 'TLS failed'}: {reason}"
+    return error.strerror or str(error)

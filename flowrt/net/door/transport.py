@@ -38,7 +38,7 @@ from flowrt.net.door.failures import Failures
 from flowrt.net.door.gate import Gate, Reply
 from flowrt.net.door.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, Hello, connection_over, introduce
 from flowrt.net.door.secured import Secured, Taking
-from flowrt.net.door.tls import channel_of, keys_at
+from flowrt.net.door.tls import channel_of, keys_at, told_of
 from flowrt.net.door.tokens import checked
 from flowrt.net.stream.bounds import Bounds
 from flowrt.net.stream.connection import Connection
@@ -59,7 +59,8 @@ __all__ = ["PROTOCOL", "Bounds", "Connection", "OpenPort", "connect", "serve"]
 OnConnection: TypeAlias = Callable[[Connection], Awaitable[None]]
 
 STRANGERS = 256  # at the door at once
-TOLD_SECONDS = 60.0  # between two lines of the log that tell of strangers
+TOLD_SECONDS = 60.0  # between two lines of the log that tell the same of strangers
+TOLD_MOST = 8  # lines in which different things are told of them meanwhile
 _log = logging.getLogger(__name__)
 
 
@@ -155,7 +156,7 @@ class OpenPort:
         self._max_connections = max_connections
         self._max_from_one = max_from_one
         self._max_strangers = max_strangers
-        self._told: dict[str, float] = {}  # when the log was told of what last
+        self._told: dict[str, float] = {}  # what the log was told lately, and when
         self._handshake = handshake
         self._tasks = tasks
         self._attending: set[asyncio.Task[None]] = set()
@@ -274,7 +275,7 @@ class OpenPort:
     def failed(self, transport: asyncio.Transport, how: str) -> None:
         """Note that somebody was refused, or fails at TLS."""
         self._failures.note(_host_of(transport), self._now())
-        self._tell("refused", f"refused {_address(transport)}, perhaps among others: {how}")
+        self._tell(how, f"refused {_address(transport)}, perhaps among others: {how}")
 
     def _forget(self, task: asyncio.Task[None], address: str) -> None:
         self._attending.discard(task)
@@ -303,7 +304,8 @@ class OpenPort:
     def _tell(self, what: str, text: str) -> None:
         """Say so in the log, but not often: strangers may not fill disks."""
         now = self._now()
-        if now - self._told.get(what, float("-inf")) > TOLD_SECONDS:
+        self._told = {told: when for told, when in self._told.items() if now - when <= TOLD_SECONDS}
+        if what not in self._told and len(self._told) < TOLD_MOST:
             self._told[what] = now
             _log.warning("port %d: %s", self.port, text)
 
@@ -322,7 +324,7 @@ class OpenPort:
             transport.resume_reading()
         except OSError as error:
             if begun:
-                self.failed(transport, str(error))
+                self.failed(transport, told_of(error))
             gate.leave()
 
     def _refusal(self, head: Head, transport: asyncio.Transport) -> str | None:
