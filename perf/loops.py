@@ -29,6 +29,7 @@ WHATS = {
     "lstm-back": ("the same and its gradients", BOTH),
     "gru": ("scan of a GRU cell by hand, 64 steps, batch 32, 64 to 128", BOTH),
     "gru-back": ("the same and its gradients", BOTH),
+    "decoder": ("64 tokens by a decoder of 2 layers that sees all rows so far of its caches, batch 4, 64", BOTH),
     "large": ("scan of an LSTM cell by hand, 16 steps, batch 512, 512 to 512", BOTH),
     "large-back": ("the same and its gradients", BOTH),
 }

@@ -27,6 +27,7 @@ class Cell:
     units: int
 
 
+TOKENS, LAYERS, BATCH, MODEL = 64, 2, 4, 64  # that a decoder writes one after another, and what it is like
 CELL, LARGE, GRU = Cell(64, 32, 64, 128), Cell(16, 512, 512, 512), Cell(64, 32, 64, 128)
 
 
@@ -74,3 +75,14 @@ def few() -> np.ndarray:
 
 def square() -> np.ndarray:
     return np.random.default_rng(9).standard_normal((4, 4)).astype(np.float32)
+
+
+def decoder() -> tuple[np.ndarray, ...]:
+    """A first row (batch, model), and of each layer weights of queries, keys and values; of what is seen; up; down."""
+    r = np.random.default_rng(10)
+
+    def normal(*shape: int) -> np.ndarray:
+        return (r.standard_normal(shape) / np.sqrt(shape[-2])).astype(np.float32)
+
+    sizes = (MODEL, 3 * MODEL), (MODEL, MODEL), (MODEL, 4 * MODEL), (4 * MODEL, MODEL)
+    return normal(BATCH, MODEL), *(normal(LAYERS, *size) for size in sizes)

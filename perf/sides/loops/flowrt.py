@@ -174,10 +174,29 @@ def _with_gradients(loss: Any, weights: Sequence[Any], gradient: bool) -> Any:
     return [loss, *fr.gradients(loss, list(weights))] if gradient else loss
 
 
+def decoder(a: Settings) -> Side:
+    def build(x: Any, qkv: Any, out: Any, up: Any, down: Any) -> Any:
+        def token(t: Any, row: Any, cache: Any) -> Any:
+            kept, here = [], (fr.arange(d.TOKENS) == t)[:, None]
+            for layer in range(d.LAYERS):
+                q, k, v = (part[:, None] for part in _gates(row @ qkv[layer], d.MODEL, 3))
+                keys, values = fr.where(here, k, cache[layer, 0]), fr.where(here, v, cache[layer, 1])
+                scores = fr.matmul(q, keys[:, : t + 1], transpose_b=True) * d.MODEL**-0.5
+                row = row + (fr.nn.softmax(scores) @ values[:, : t + 1])[:, 0] @ out[layer]
+                row = row + fr.tanh(row @ up[layer]) @ down[layer]
+                kept.append(fr.stack([keys, values]))
+            return t + 1, fr.tanh(row), fr.stack(kept)
+
+        cache = fr.zeros((d.LAYERS, 2, d.BATCH, d.TOKENS, d.MODEL))
+        return fr.sum(fr.while_loop(lambda t, *_: t < d.TOKENS, token, (0, x, cache))[1])
+
+    return _compiled(a, build, *d.decoder(), work=d.TOKENS)
+
+
 WORKLOADS: dict[str, Callable[[Settings], Side]] = {
     "scalars": scalars, "rotation": rotation, "power": power, "newton": newton, "collatz": collatz,
     "branching": branching, "mapped": mapped, "chase": chase, "histogram": histogram, "sines": sines,
-    "squares": squares,
+    "squares": squares, "decoder": decoder,
     "lstm": _lstm(d.CELL, False), "lstm-back": _lstm(d.CELL, True), "large": _lstm(d.LARGE, False),
     "large-back": _lstm(d.LARGE, True), "gru": _gru(d.GRU, False), "gru-back": _gru(d.GRU, True),
 }  # fmt: skip

@@ -161,10 +161,31 @@ def _gru(size: d.Cell, gradient: bool) -> Callable[[Settings], Side]:
     return lambda a: _compiled(_with_gradients(loss, gradient), *d.cell(size, 3), work=size.steps)
 
 
+def decoder(a: Settings) -> Side:
+    """Over all of its cache, most of it masked: shapes may not change."""
+
+    def f(x: Any, qkv: Any, out: Any, up: Any, down: Any) -> Any:
+        def token(t: Any, carried: Any) -> Any:
+            (row, cache), seen = carried, jnp.arange(d.TOKENS) <= t
+            for layer in range(d.LAYERS):
+                q, k, v = jnp.split(row @ qkv[layer], 3, axis=1)
+                cache = cache.at[layer, :, :, t].set(jnp.stack([k, v]))
+                keys, values = cache[layer]
+                scores = jnp.where(seen, jnp.einsum("bm,btm->bt", q, keys) * d.MODEL**-0.5, -1e9)
+                row = row + jnp.einsum("bt,btm->bm", jax.nn.softmax(scores), values) @ out[layer]
+                row = row + jnp.tanh(row @ up[layer]) @ down[layer]
+            return jnp.tanh(row), cache
+
+        cache = jnp.zeros((d.LAYERS, 2, d.BATCH, d.TOKENS, d.MODEL), jnp.float32)
+        return jnp.sum(jax.lax.fori_loop(0, d.TOKENS, token, (x, cache))[0])
+
+    return _compiled(f, *d.decoder(), work=d.TOKENS)
+
+
 WORKLOADS: dict[str, Callable[[Settings], Side]] = {
     "scalars": scalars, "rotation": rotation, "power": power, "newton": newton, "collatz": collatz,
     "branching": branching, "mapped": mapped, "chase": chase, "histogram": histogram, "sines": sines,
-    "squares": squares,
+    "squares": squares, "decoder": decoder,
     "lstm": _lstm(d.CELL, False), "lstm-back": _lstm(d.CELL, True), "large": _lstm(d.LARGE, False),
     "large-back": _lstm(d.LARGE, True), "gru": _gru(d.GRU, False), "gru-back": _gru(d.GRU, True),
 }  # fmt: skip

@@ -98,8 +98,30 @@ def _gru(size: d.Cell, gradient: bool) -> Callable[[Settings], Side]:
     return side
 
 
+def decoder(a: Settings) -> Side:
+    torch.set_num_threads(a.threads)
+    first, qkv, out, up, down = (torch.tensor(v) for v in d.decoder())
+    h.imported()
+
+    @torch.inference_mode()
+    def step() -> Any:
+        row, cache = first, torch.zeros(d.LAYERS, 2, d.BATCH, d.TOKENS, d.MODEL)
+        for t in range(d.TOKENS):
+            for layer in range(d.LAYERS):
+                q, k, v = (row @ qkv[layer]).chunk(3, 1)
+                cache[layer, 0, :, t], cache[layer, 1, :, t] = k, v
+                keys, values = cache[layer, :, :, : t + 1]
+                seen = torch.nn.functional.scaled_dot_product_attention(q[:, None], keys, values)
+                row = row + seen[:, 0] @ out[layer]
+                row = row + torch.tanh(row @ up[layer]) @ down[layer]
+            row = torch.tanh(row)
+        return float(row.sum())
+
+    return Side(step, work=d.TOKENS)
+
+
 WORKLOADS: dict[str, Callable[[Settings], Side]] = {
-    "rotation": rotation, "power": power,
+    "rotation": rotation, "power": power, "decoder": decoder,
     "lstm": _lstm(d.CELL, False), "lstm-back": _lstm(d.CELL, True), "large": _lstm(d.LARGE, False),
     "large-back": _lstm(d.LARGE, True), "gru": _gru(d.GRU, False), "gru-back": _gru(d.GRU, True),
 }  # fmt: skip
