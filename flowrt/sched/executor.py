@@ -68,7 +68,7 @@ class Executor:
         self.units = find_units(plan, tapes=tapes)
         regions = sum(unit.region is not None for unit in self.units)
         self.tapes = Tapes(plan, regions=regions, memory=self.memory)
-        self._runners = Runners(plan, host)
+        self._runners = Runners(plan, host, tapes=tapes)
         self._regional = {
             unit: RegionRunner(plan, unit, unit.region, host, self.tapes, self._runners)
             for unit in self.units

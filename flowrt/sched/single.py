@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.attributes import attr_key
-from flowrt.base.errors import GraphError, ResourceError, SpecError, StepCancelled
+from flowrt.base.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes, writes_rows
 from flowrt.kernels.launch import STATUS, Prepared, check, prepare
 from flowrt.kernels.store.background import are_ready, submit
+from flowrt.sched.loops.nesting import whole
+from flowrt.sched.loops.pieces import fed_to, find_pieces, role_of
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, StackedRows, interpret
 from flowrt.sched.parting import PARTING, PartRunner
 from flowrt.sched.ready import AT_ONCE, GuessingRunner
@@ -30,17 +31,20 @@ from flowrt.sched.regions.lives import infer
 from flowrt.sched.regions.misfits import PlanWithin, misfit_of_node
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, size_operands, variable_spec
 from flowrt.sched.tape.tape import address, corrected
+from flowrt.sched.tape.tapes import Tapes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
     from flowrt.sched.host.host import Host
     from flowrt.sched.host.memory import Memory
     from flowrt.sched.host.variables import Variables
+    from flowrt.sched.loops.pieces import Piece
     from flowrt.sched.ready import ReadyRun
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 PREPARED_PER_NODE = 64
+BODY_TAPES = 2048  # a body's, in which an extent that grows from one iteration to the next has one each
 COPIED_AT_ONCE = 1 << 18  # a variable of more bytes is copied in a lane
 ROW_SECONDS, COPIED_PER_SECOND = 2e-7, 4e9  # what stacking a row takes, whatever its size, and bytes a second
 
@@ -143,28 +147,100 @@ def _is_outdated(prepared: Prepared) -> bool:
 
 
 class StructuredRunner(GuessingRunner):
-    """Computes a loop or branch of a plan, node by node, for any shapes. May be called from any thread."""
+    """Computes a loop or branch of a plan, body by body, for any shapes. May be called from any thread.
 
-    def __init__(self, node: PlanNode, memory: Memory, around: PlanWithin | None) -> None:
+    A body that comes for the first time on inputs of some shapes is computed node by node, and after that piece by
+    piece, unless there are to be no ``tapes``.
+    """
+
+    def __init__(self, node: PlanNode, memory: Memory, around: PlanWithin | None, tapes: bool = True) -> None:
         super().__init__(node, memory)
         bodies = [PlanWithin(value, node, around) for value in node.attrs.values() if isinstance(value, Plan)]
-        self._runners = {
-            id(inner): runner_for(inner, memory, body=body) for body in bodies for inner in body.plan.nodes
-        }
+        self._bodies = {id(body.plan): BodyRunner(body, memory, tapes) for body in bodies}
+        self._in_pieces = tapes
+        self._pieces: OrderedDict[Any, Sequence[Piece] | None] = OrderedDict()  # None where a body came once
 
     def __call__(self, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
         """The outputs for C-contiguous ``inputs``; raises as `NodeRunner` does."""
+        shapes = tuple([a.shape for a in inputs])
 
-        def compute(inner: PlanNode, values: Sequence[Array]) -> Sequence[Array]:
-            if run[STATUS]:
-                raise StepCancelled(f"stopped at {inner.where()}")
-            return self._runners[id(inner)]([np.ascontiguousarray(v).reshape(v.shape) for v in values], run)
+        def compute(body: Plan, values: Sequence[Array]) -> list[Array]:
+            arrays = [np.ascontiguousarray(v).reshape(v.shape) for v in values]
+            return self._bodies[id(body)](self._pieces_of(body, shapes, inputs), arrays, run)
 
         try:
             made = interpret(self.node.op, inputs, self.node.attrs, compute)
         except SpecError as error:
             raise SpecError(f"{self.node.where()}: {error}") from None
         return [np.ascontiguousarray(a).reshape(a.shape) for a in made]
+
+    def _pieces_of(self, body: Plan, shapes: Any, inputs: Sequence[Array]) -> Sequence[Piece] | None:
+        """The pieces of a body on ``inputs`` of the loop or branch; None where it is computed node by node."""
+        key, came = (id(body), shapes), self._pieces
+        if not self._in_pieces or key not in came:
+            came[key] = None
+            if len(came) > PREPARED_PER_NODE:
+                came.popitem(last=False)
+            return None
+        pieces = came.get(key)
+        if pieces is None:
+            specs = [Spec(a.dtype, a.shape) for a in inputs]
+            fed = {id(plan): given for plan, given in fed_to(self.node, specs, infer(self.node, specs))}
+            pieces = came[key] = find_pieces(body, whole(body, self.node.device), fed[id(body)])
+        return pieces
+
+
+class BodyRunner:
+    """Computes the body of a loop or branch: pieces by tapes, and nodes by themselves."""
+
+    def __init__(self, body: PlanWithin, memory: Memory, tapes: bool) -> None:
+        self._plan, self._starts = body.plan, body.plan.value_starts()
+        self._tapes = Tapes(body.plan, bound=BODY_TAPES, memory=memory, around=body)
+        known: dict[Any, Known] = {}
+        specs = body.plan.value_specs()
+        self._runners = [
+            runner_for(node, memory, known.setdefault(role_of(node, specs), OrderedDict()), body, tapes)
+            for node in body.plan.nodes
+        ]
+
+    def __call__(self, pieces: Sequence[Piece] | None, inputs: Sequence[Array], run: Array) -> list[Array]:
+        """What the body answers for C-contiguous ``inputs``; node by node where there are no ``pieces``."""
+        values = dict(enumerate(inputs))
+        if pieces is None:
+            self._compute(range(len(self._runners)), values, run)
+        for piece in pieces or ():
+            region = piece.region
+            given = [values[v] for v in region.inputs]
+            outputs = self._by_tape(piece, given, run)
+            if outputs is None:
+                self._compute(region.nodes, values, run)
+            else:
+                values.update(zip(region.outputs, outputs, strict=True))
+        return [values[v] for v in self._plan.fetches]
+
+    def _by_tape(self, piece: Piece, inputs: Sequence[Array], run: Array) -> list[Array] | None:
+        """What a piece answers; None where its nodes are to be computed by themselves."""
+        tapes = self._tapes
+        tape = tapes.made(piece.like, inputs) or (tapes.again if piece.varies else tapes.get)(piece.like, inputs)
+        if tape is None:
+            return None
+        try:
+            return tape.run_at(run, inputs, ())
+        except (StepCancelled, ResourceError):
+            raise
+        except FlowrtError:
+            if piece.like is piece.region:
+                raise
+            return None  # so that what fails is named, and not what is like it
+
+    def _compute(self, nodes: Sequence[int], values: dict[int, Array], run: Array) -> None:
+        """Add to ``values`` what these nodes make, one after another."""
+        for position in nodes:
+            node = self._plan.nodes[position]
+            if run[STATUS]:
+                raise StepCancelled(f"stopped at {node.where()}")
+            outputs = self._runners[position]([values[v] for v in node.inputs], run)
+            values.update(enumerate(outputs, self._starts[position]))
 
 
 class StackRunner(GuessingRunner):
@@ -220,21 +296,23 @@ class VariableRunner(GuessingRunner):
 
 
 def runner_for(
-    node: PlanNode, memory: Memory, known: Known | None = None, body: PlanWithin | None = None
+    node: PlanNode, memory: Memory, known: Known | None = None, body: PlanWithin | None = None, tapes: bool = True
 ) -> NodeRunner | GuessingRunner:
-    """What computes a synchronous node, of ``body``, by itself."""
+    """What computes a synchronous node, of ``body``, by itself; with ``tapes`` for what is inside, or without."""
     if node.op in STACKING:
         return StackRunner(node, memory)
     if node.op in PARTING:
         return PartRunner(node, memory)
-    return StructuredRunner(node, memory, body) if node.op in STRUCTURED else NodeRunner(node, memory, known, body)
+    if node.op in STRUCTURED:
+        return StructuredRunner(node, memory, body, tapes)
+    return NodeRunner(node, memory, known, body)
 
 
 class Runners(dict[int, NodeRunner | GuessingRunner]):
     """What computes the nodes of a plan by themselves on a host, by position; made when first asked for."""
 
-    def __init__(self, plan: Plan, host: Host) -> None:
-        self._body, self._nodes, self._host = PlanWithin(plan), plan.nodes, host
+    def __init__(self, plan: Plan, host: Host, *, tapes: bool = True) -> None:
+        self._body, self._nodes, self._host, self._tapes = PlanWithin(plan), plan.nodes, host, tapes
         self._specs = plan.value_specs()
         self._known: dict[Any, Known] = {}
 
@@ -243,14 +321,8 @@ class Runners(dict[int, NodeRunner | GuessingRunner]):
         if node.op == READ or writes(node.op):
             return self.setdefault(position, VariableRunner(node, self._host))
         structured = node.op in STACKING or node.op in STRUCTURED or node.op in PARTING
-        known = None if structured else self._known.setdefault(self._what(node), OrderedDict())
-        return self.setdefault(position, runner_for(node, self._host.memory, known, self._body))
-
-    def _what(self, node: PlanNode) -> Any:
-        """What a node does, the same for all that do it."""
-        attrs = tuple((name, attr_key(node.attrs[name])) for name in sorted(node.attrs))
-        taken = tuple((self._specs[value].dtype, self._specs[value].dims) for value in node.inputs)
-        return node.op, attrs, taken, node.outputs
+        known = None if structured else self._known.setdefault(role_of(node, self._specs), OrderedDict())
+        return self.setdefault(position, runner_for(node, self._host.memory, known, self._body, self._tapes))
 
 
 def read_in_place(plan: Plan, nodes: Sequence[int], outputs: Sequence[int]) -> frozenset[int]:

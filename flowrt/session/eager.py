@@ -27,7 +27,7 @@ from flowrt.base.traits import is_alias
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import REPLACED
 from flowrt.op import Op, building, lookup, set_eager_builder
-from flowrt.sched.loops.structured import STRUCTURED, interpret
+from flowrt.sched.loops.structured import STRUCTURED, interpret, run_body
 
 if TYPE_CHECKING:
     from flowrt.base.alike import Known
@@ -54,7 +54,8 @@ def evaluate(
     if op.name == "constant":
         return (np.array(attrs["value"]),)
     if op.name in STRUCTURED:
-        return interpret(op.name, [np.asarray(a) for a in inputs], attrs, partial(_evaluate_node, words))
+        run = partial(run_body, compute=partial(_evaluate_node, words))
+        return interpret(op.name, [np.asarray(a) for a in inputs], attrs, run)
     arrays = [ordered(np.asarray(a)) for a in inputs]
     found = _prepared(op.name, tuple(spec_of(a) for a in arrays), _Attrs.of(attrs))
     if found.prepared is None:

@@ -22,8 +22,11 @@ from flowrt.sched.footprint import Footprint, HeldTensor, predict_peak, survey
 from flowrt.sched.host.memory import amount
 from flowrt.sched.host.segments import LARGE
 from flowrt.sched.loops.nesting import whole
+from flowrt.sched.loops.pieces import fed_to, find_pieces
 from flowrt.sched.loops.scalar_loops import why_launches
 from flowrt.sched.loops.structured import LOOP, STRUCTURED
+from flowrt.sched.regions.lives import DataDependent, infer
+from flowrt.sched.regions.regions import CONSTANT
 from flowrt.sched.tape.recording import record
 from flowrt.sched.units import BRING, Action, breaks_tape, find_units
 
@@ -267,9 +270,20 @@ def _pace(node: PlanNode, inputs: Sequence[Spec]) -> str:
     alone = Plan("", (replace(node, inputs=tuple(range(len(inputs))), control=()),), feeds)
     try:
         record(alone, whole(alone, node.device), inputs)
+    except DataDependent as error:
+        return f"{_pieces(node, inputs)}, as sizes change with values: {error}"
     except GraphError as error:
-        return f"one operation after another, as sizes change with values: {error}"
+        return f"one operation after another: {error}"
     return f"several launches an iteration, as it has {reason}"
+
+
+def _pieces(node: PlanNode, inputs: Sequence[Spec]) -> str:
+    """What an iteration of a loop comes to that is no launch."""
+    body, fed = next(fed_to(node, inputs, infer(node, inputs)))
+    pieces = find_pieces(body, whole(body, node.device), fed)
+    varying = [body.nodes[n].op for piece in pieces if piece.varies for n in piece.region.nodes]
+    tapes, alone = sum(not piece.varies for piece in pieces), sum(op != CONSTANT for op in varying)
+    return f"{tapes} tapes an iteration, and {alone} operations one after another until their sizes come again"
 
 
 def _tape(plan: Plan, region: Region, feeds: Sequence[Spec]) -> TapeReport:

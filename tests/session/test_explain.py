@@ -65,7 +65,7 @@ async def test_explain_says_which_loops_are_one_kernel_and_what_keeps_others_fro
         assert part in next(line for line in text.splitlines() if line.startswith("  loop"))
 
 
-async def test_explain_says_which_loops_run_op_by_op_as_their_slices_change_with_values() -> None:
+async def test_explain_says_what_of_a_loop_runs_op_by_op_as_its_slices_change_with_values() -> None:
     def rows_of(seen: Any) -> Any:
         def more(t: Any, rows: Any) -> Any:
             return t + 1, rows + fr.mean(seen(t, rows), axis=0)
@@ -77,6 +77,6 @@ async def test_explain_says_which_loops_run_op_by_op_as_their_slices_change_with
         masked = rows_of(lambda t, rows: fr.where(fr.arange(8)[:, None] < t, rows, 0.0))
     async with fr.Session(graph) as session:
         told = [str(await session.explain(rows)) for rows in (sliced, masked)]
-    assert "one operation after another, as sizes change with values: " in told[0]
+    assert "2 tapes an iteration, and 2 operations one after another until their sizes come again" in told[0]
     assert "slice" in told[0].partition("change with values: ")[2].splitlines()[0]
     assert "several launches an iteration" in told[1]

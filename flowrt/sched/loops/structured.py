@@ -1,8 +1,7 @@
-"""Loops and branches carried out one node at a time: what runs them where they are not part of a tape.
+"""Loops and branches carried out one body at a time: what runs them where they are not part of a tape.
 
-Law: this file knows how often and on what a body is computed; ``compute`` knows how one of its nodes is. A loop holds
-what it carries, reads a row of each scanned input per iteration, and stacks what its body answers beyond what it
-carries.
+Law: this file knows how often and on what a body is computed; ``run`` knows how that is done. A loop holds what it
+carries, reads a row of each scanned input per iteration, and stacks what its body answers beyond what it carries.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Compute: TypeAlias = "Callable[[PlanNode, Sequence[Array]], Sequence[Array]]"
+Run: TypeAlias = "Callable[[Plan, Sequence[Array]], Sequence[Array]]"
 Empty: TypeAlias = "Callable[[tuple[int, ...], np.dtype[Any]], Array]"
 
 LOOP, COND = "loop", "cond"
@@ -75,25 +75,25 @@ def grows(node: PlanNode) -> bool:
     return bool(len(attrs["body"].fetches) > attrs["carried"])
 
 
-def interpret(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], compute: Compute) -> tuple[Array, ...]:
-    """The outputs of a loop or branch whose nodes ``compute`` carries out."""
+def interpret(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], run: Run) -> tuple[Array, ...]:
+    """The outputs of a loop or branch of which ``run`` answers what a body does."""
     if op in (COND, STATEFUL_COND):
         taken = attrs["if_true"] if bool(inputs[0]) else attrs["if_false"]
-        return tuple(run_body(taken, inputs[1:], compute))
-    return _run_loop(op, inputs, attrs, compute)
+        return tuple(run(taken, inputs[1:]))
+    return _run_loop(op, inputs, attrs, run)
 
 
 def run_body(body: Plan, inputs: Sequence[Array], compute: Compute) -> list[Array]:
-    """What ``body`` answers for ``inputs``."""
+    """What ``body`` answers for ``inputs``, one node after another, each of which ``compute`` carries out."""
     values = list(inputs)
     for node in body.nodes:
         values += (node.attrs["value"],) if node.op == "constant" else compute(node, [values[v] for v in node.inputs])
     return [values[v] for v in body.fetches]
 
 
-def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], compute: Compute) -> tuple[Array, ...]:
+def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], run: Run) -> tuple[Array, ...]:
     carried, scanned, counted = attrs["carried"], attrs["scanned"], int(attrs["counted"])
-    state = list(inputs[counted : counted + carried])
+    state: Sequence[Array] = inputs[counted : counted + carried]
     rows = inputs[counted + carried : counted + carried + scanned]
     captured = inputs[counted + carried + scanned :]
     body, cond, limit = attrs["body"], attrs["cond"], attrs["limit"]
@@ -101,10 +101,10 @@ def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], comput
     stacks = [StackedRows() for _ in body.fetches[carried:]]
     done = 0
     while iterations is None or done < iterations:
-        if cond is not None and not bool(run_body(cond, [*state, *captured], compute)[0]):
+        if cond is not None and not bool(run(cond, [*state, *captured])[0]):
             break
         at = iterations - 1 - done if attrs["reverse"] and iterations is not None else done
-        answers = run_body(body, [*state, *(row[at] for row in rows), *captured], compute)
+        answers = run(body, [*state, *(row[at] for row in rows), *captured])
         state = answers[:carried]
         stacks = [stack.and_rows([answer]) for stack, answer in zip(stacks, answers[carried:], strict=True)]
         done += 1

@@ -36,6 +36,7 @@ Name: TypeAlias = tuple[str, str]
 Markers: TypeAlias = int  # a set of markers, as bits
 
 CONSTANT, READ = "constant", "read_variable"
+ANYWHERE = -2  # the home of a node that all its readers' have
 REVIVING = frozenset({"merge", "send"})  # what follows these may be alive although something before them is dead
 
 
@@ -98,9 +99,19 @@ def find_regions(plan: Plan, breaks: Callable[[PlanNode], bool]) -> tuple[Region
     for number, nodes in enumerate(groups.values()):
         for position in nodes:
             home[position] = number
-    regions = tuple([_region(edges, home, nodes) for nodes in groups.values()])
+    regions = tuple([_region(edges, home, number, nodes) for number, nodes in enumerate(groups.values())])
     free_each(edges.readers)
     return regions
+
+
+def regions_of(plan: Plan, groups: Sequence[Sequence[int]]) -> tuple[Region, ...]:
+    """Groups of nodes as regions. A constant may be in several, but then it is in all that read it."""
+    edges = _Edges(plan)
+    home = [-1] * len(plan.nodes)
+    for number, nodes in enumerate(groups):
+        for position in nodes:
+            home[position] = ANYWHERE if plan.nodes[position].op == CONSTANT else number
+    return tuple([_region(edges, home, number, nodes) for number, nodes in enumerate(groups)])
 
 
 def size_operands(node: PlanNode) -> Iterator[int]:
@@ -185,8 +196,7 @@ def _move_sources(edges: _Edges, broken: Sequence[bool], sets: list[Markers]) ->
             sets[position] = smallest
 
 
-def _region(edges: _Edges, home: Sequence[int], nodes: Sequence[int]) -> Region:
-    here = home[nodes[0]]
+def _region(edges: _Edges, home: Sequence[int], here: int, nodes: Sequence[int]) -> Region:
     members = [edges.nodes[n] for n in nodes]
     inputs: dict[int, None] = {}
     control: dict[int, None] = {}
@@ -194,13 +204,13 @@ def _region(edges: _Edges, home: Sequence[int], nodes: Sequence[int]) -> Region:
     for position, node in zip(nodes, members, strict=True):
         for value in node.inputs:
             producer = edges.producers[value]
-            if producer < 0 or home[producer] != here:
+            if producer < 0 or home[producer] not in (here, ANYWHERE):
                 inputs[value] = None
         control.update((before, None) for before in node.control if home[before] != here)
         outputs += [
             value
             for value in edges.outputs(position)
-            if value in edges.fetched or any(home[n] != here for n in edges.readers[value])
+            if value in edges.fetched or (home[position] == here and any(home[n] != here for n in edges.readers[value]))
         ]
     return Region(
         nodes=tuple(nodes),

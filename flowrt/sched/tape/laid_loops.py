@@ -25,7 +25,6 @@ from flowrt.sched.regions.recorded import FIRST_SLOT, LOCAL_SLOT, Launch
 from flowrt.sched.tape.schedule import hazards
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import Plan
     from flowrt.kernels.composite.nested import Inner
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -120,10 +119,10 @@ def _stopped_inside(body: PlanWithin, launch: Launch, bases: Sequence[int]) -> t
     return f"{node.where()} in {''.join(f'iteration {number} of ' for number in reversed(numbers))}", more
 
 
-def failed_at(plan: Plan, launch: Launch, status: int, bases: Sequence[int], mine: bool) -> FlowrtError:
+def failed_at(body: PlanWithin, launch: Launch, status: int, bases: Sequence[int], mine: bool) -> FlowrtError:
     """The error of a launch that left a ``status``; whether the slots still lie as in its run is told by ``mine``."""
-    node = plan.nodes[launch.node]
-    inside, more = _stopped_inside(PlanWithin(plan), launch, bases)
+    node = body.plan.nodes[launch.node]
+    inside, more = _stopped_inside(body, launch, bases)
     return FlowrtError(f"{inside}{node.where()}: {failure(node.op, status)}{more() if mine else ''}")
 
 

@@ -24,6 +24,7 @@ from flowrt.kernels.run.direct import ARRAY_DATA, Room, available
 from flowrt.kernels.store.compiling import batch
 from flowrt.kernels.store.parts import direct_address, loop_address
 from flowrt.sched.host.memory import Memory, counted
+from flowrt.sched.regions.misfits import PlanWithin
 from flowrt.sched.regions.recorded import FIRST_SLOT, Launch, Recording, RowWrite
 from flowrt.sched.tape.apart import WholeWrites, find_whole_writes, places_apart
 from flowrt.sched.tape.arenas import MOST, Arenas, LentArena
@@ -119,6 +120,7 @@ class Tape:
         memory: Memory | None = None,
         arenas: Arenas | None = None,
         recording: Recording | None = None,
+        around: PlanWithin | None = None,
     ) -> None:
         self.memory = memory or Memory()
         self._arenas = arenas or Arenas(self.memory)
@@ -135,7 +137,7 @@ class Tape:
         self.is_settled = False  # whether it is known of what use a crew is
         self.runs_alone = False  # whether that is none
         self.pace: Pace | None = None
-        self._plan = plan
+        self._plan, self._within = plan, around or PlanWithin(plan)
         self._region = region
         self._compile()
         self._fresh = [(o.spec.concrete, o.spec.dtype) for o in self.recording.outputs if o.fresh]
@@ -408,5 +410,5 @@ class Tape:
         bases = room.cells[BASES:]  # before it is seen whose they are
         launch = self.recording.launches[reached]
         if status not in (0, CANCELLED):
-            return failed_at(self._plan, launch, status, bases, room.number == number)
+            return failed_at(self._within, launch, status, bases, room.number == number)
         return StepCancelled(f"stopped at {self._plan.nodes[launch.node].where()}")

@@ -22,6 +22,7 @@ from flowrt.sched.tape.tape import Tape
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
+    from flowrt.sched.regions.misfits import PlanWithin
     from flowrt.sched.regions.recorded import Recording
     from flowrt.sched.regions.regions import Region
 
@@ -35,19 +36,29 @@ TRIMMED_EACH = 8  # idle memory is looked at each time that so many parts of the
 class Tapes:
     """The tapes of one plan's regions, by the shapes (and values that decide shapes) of their inputs.
 
-    Keeps the ``bound`` most recently used, by default several of each of so many ``regions``. May be called from any
-    thread; two that ask for one new tape at the same time may both make it, which costs time and nothing else.
+    Keeps the ``bound`` most recently used, by default several of each of so many ``regions``. What the plan is the body
+    of is ``around`` it. May be called from any thread; two that ask for one new tape at the same time may both make it,
+    which costs time and nothing else.
     """
 
-    def __init__(self, plan: Plan, *, bound: int | None = None, regions: int = 1, memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        bound: int | None = None,
+        regions: int = 1,
+        memory: Memory | None = None,
+        around: PlanWithin | None = None,
+    ) -> None:
         self._memory = memory or Memory()
         self._memory.enlist(self)
-        self._plan = plan
+        self._plan, self._around = plan, around
         self._bound = max(KEPT, KEPT_EACH * regions) if bound is None else bound
         self._recordings = max(RECORDED, regions)
         self._untrimmed = 0  # tapes made since idle memory was last looked at
         self._specs = plan.value_specs()
         self._tapes: OrderedDict[Any, Tape | None] = OrderedDict()
+        self._met: OrderedDict[Any, None] = OrderedDict()  # what `again` was asked for
         self._arenas: dict[Region, Arenas] = {}
         self._decisive: dict[Region, tuple[int, ...]] = {}
         self._recorded: OrderedDict[Any, Recording] = OrderedDict()
@@ -111,6 +122,20 @@ class Tapes:
         self._trim()
         return tape
 
+    def again(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
+        """As `get`, where arrays like these came before; else None: to lay out takes longer than to run without a tape.
+
+        No more are remembered than there may be tapes, so what comes again only after more others is never laid out.
+        """
+        key = self._key(region, inputs)
+        if key in self._tapes or key in self._met:
+            self._met.pop(key, None)
+            return self.get(region, inputs)
+        self._met[key] = None
+        if len(self._met) > self._bound // 2:  # the others are of regions that do not vary, and of those laid out
+            self._met.popitem(last=False)
+        return None
+
     def _trim(self) -> None:
         """Have idle memory let go, once there are some more tapes: looking at all for each would take long of many."""
         self._untrimmed += 1
@@ -162,7 +187,8 @@ class Tapes:
         except DataDependent:
             return None
         arenas = self._arenas.setdefault(region, Arenas(self._memory))
-        return Tape(self._plan, region, specs, memory=self._memory, arenas=arenas, recording=recording)
+        around, memory = self._around, self._memory
+        return Tape(self._plan, region, specs, memory=memory, arenas=arenas, recording=recording, around=around)
 
 
 def _static(spec: Spec) -> Value:
