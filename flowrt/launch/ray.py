@@ -28,6 +28,7 @@ from flowrt.base.valueclass import valueclass
 from flowrt.cluster.cluster import ClusterSpec, parse_address
 from flowrt.cluster.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
 from flowrt.finishing import to_the_end
+from flowrt.launch.ray_driver import connect_to_ray
 from flowrt.launch.ray_node import KEYS, RayNode, save_keys
 from flowrt.misuse import AsyncOnly
 from flowrt.net.door.tokens import new_token
@@ -67,7 +68,7 @@ class Cluster(AsyncOnly):
             1}, "/job:ps/task:0": {"memory": 8 << 30}}``; by default one CPU.
         threads: Kernel threads of each node; by default as many as the CPUs that it asks for.
         delays, imports, warm, log_level, grace: As `flowrt.LocalCluster` has them.
-        startup: Seconds in which all nodes have to be up.
+        startup: Seconds in which Ray has to answer at its address, and then in which all nodes have to be up.
         tls: Whether nodes talk over TLS; a folder, with the keys in that. By default where Ray has more than one host,
             with keys that are made for this cluster; the actors get them as they get the token.
         runtime_env: Ray's environment of the actors.
@@ -144,7 +145,7 @@ class Cluster(AsyncOnly):
     @brief
     async def __aenter__(self) -> Self:
         try:
-            self._begin_ray()
+            await self._begin_ray()
             if self._warm is not None:
                 await self._warm()
             await self._start()
@@ -166,14 +167,10 @@ class Cluster(AsyncOnly):
             self._check_connected()
         await to_the_end(self._reap(end=True))
 
-    def _begin_ray(self) -> None:
+    async def _begin_ray(self) -> None:
         ray = self._ray
         if not ray.is_initialized():
-            try:
-                ray.init(address=self._address, logging_level=logging.WARNING)
-            except ConnectionError as error:
-                where = self._address or os.environ.get("RAY_ADDRESS", "")
-                raise ResourceError(f"{user_site()}: no Ray answers at {where}: {error}") from error
+            await connect_to_ray(ray, self._address, self._startup)
             self._began = True
         self._job = ray.get_runtime_context().get_job_id()
         here = ray.util.get_node_ip_address()
