@@ -14,15 +14,18 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 from kept import keep, recall
-from places import MODULES, ON_GPU, environment, file_of
+from places import MODULES, ON_GPU, TESTS, environment, file_of
 from settled import has_passed, note_passed
 
 from flowrt.cluster import fork_server
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytest_plugins = ["time_limit"]
 
@@ -97,6 +100,19 @@ LONG = (  # what takes far longer than its number of tests tells: first where no
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "settled: comes to the same of the same files (tests/worlds/settled.py)")
+    if SHARED_OUT and config.args == config.getini("testpaths"):
+        config.args = _each_from_another(sorted(str(path) for path in TESTS.iterdir() if _has_tests(path)))
+
+
+def _has_tests(path: Path) -> bool:
+    return path.match("test_*.py") or any(path.glob("**/test_*.py"))
+
+
+def _each_from_another(places: list[str]) -> list[str]:
+    """The same in another order for each process: of tests that one has compiled the others read the bytecode."""
+    number, count = os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"), os.environ["PYTEST_XDIST_WORKER_COUNT"]
+    first = int(number) * len(places) // int(count)
+    return places[first:] + places[:first]
 
 
 def _is_simulated(item: pytest.Item) -> bool:
@@ -121,7 +137,8 @@ def _longest_first(items: list[pytest.Item]) -> None:
     """File by file, so that no process is left with a long one at the end."""
     files = {item.path for item in items if _is_simulated(item)}
     tests, place = Counter(item.path for item in items), {stem: number for number, stem in enumerate(LONG)}
-    items.sort(key=lambda item: (item.path not in files, place.get(item.path.stem, len(LONG)), -tests[item.path]))
+    rank = {path: (path not in files, place.get(path.stem, len(LONG)), -tests[path], path.stem) for path in tests}
+    items.sort(key=lambda item: rank[item.path])
 
 
 @pytest.hookimpl(wrapper=True)
