@@ -135,6 +135,18 @@ class CudaDriver:
         self.gpu.copy(source, target, nbytes)
 
     @tells_loss
+    def pinned(self, nbytes: int) -> Array:
+        return self.gpu.pinned(nbytes)
+
+    @tells_loss
+    def send(self, memory: Any, array: Array) -> None:
+        self.gpu.send(array, memory, self.gpu.computing)
+
+    @tells_loss
+    def fetch(self, memory: Any, array: Array) -> None:
+        self.gpu.fetch(memory, array, self.gpu.computing)
+
+    @tells_loss
     def prepare(self, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> CudaKernel:
         return CudaKernel(self, PreparedSteps(op, inputs, outputs, attrs, self.gpu.libraries))
 

@@ -64,11 +64,13 @@ class DriverDevice:
         return await self.run(self._arena.hold, value, where)
 
     async def give(self, value: Any) -> Array:
+        if value.brought is not None:
+            return self.read(value)
         return await self.run(self.read, value)
 
     def read(self, value: DeviceArray) -> Array:
         array = self._host.output(value.shape, value.dtype)
-        self._driver.read(value.storage.memory, array)
+        self._arena.read(value, array)
         return array
 
     def issuer(self, plan: Plan, variables: Variables) -> Issuer:

@@ -63,6 +63,10 @@ class Driver(Protocol):
     piece of memory as memory, from a multiple of 64 on, or for a copy from anywhere on: with it, all that a step
     computes there lies in one piece. ``record(launches)`` answers a `RecordedLaunches` of pairs of a kernel and the
     operands that its ``launch`` would be given: with both, a step that runs again is one call.
+
+    Three methods beside those have it bring small values in and out by itself. ``pinned(nbytes)`` answers bytes of the
+    host's memory. ``send(memory, bytes)`` and ``fetch(memory, bytes)`` issue copies of them to and from where
+    ``memory`` begins, which are done when their turn comes: in a recording, each time anew.
     """
 
     @property

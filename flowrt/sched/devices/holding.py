@@ -6,8 +6,7 @@ else looks. One that began in the host's memory moves to the device when it is f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from flowrt.sched.devices.memory import DeviceArray
@@ -61,20 +60,15 @@ class Holding:
         """Have a variable hold something new."""
         self._variables.begin(name, value)
 
-    def begin_none(self) -> None:
-        """Those that were to get their first value get none."""
-        self._begun.clear()
+    def begin_all(self, names: Iterable[Name]) -> None:
+        """Those of some variables that were to get their first value have it."""
+        for name in names if self._begun else ():
+            if name in self._begun:
+                self._variables.begin(name, self._begun[name])
 
-    @contextmanager
-    def changing(self, names: Iterable[Name]) -> Iterator[None]:
-        """Those that get their first value inside have it once all is done, and none where that fails."""
-        try:
-            yield
-            for name in names:
-                if name in self._begun:
-                    self._variables.begin(name, self._begun[name])
-        finally:
-            self.begin_none()
+    def begin_none(self) -> None:
+        """Those that were to get their first value, and have not, get none."""
+        self._begun.clear()
 
     def _moved(self, name: Name, value: Any) -> DeviceArray:
         if not isinstance(value, DeviceArray):

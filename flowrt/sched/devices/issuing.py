@@ -19,7 +19,7 @@ from flowrt.base.errors import GraphError, SpecError, StepCancelled
 from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, check
-from flowrt.sched.devices.blame import finish, located, naming
+from flowrt.sched.devices.blame import Naming, finish, located
 from flowrt.sched.devices.holding import Holding
 from flowrt.sched.devices.looping import Bodies, BodyUnit, Run
 from flowrt.sched.devices.memory import Arena, DeviceArray
@@ -172,7 +172,7 @@ class Issuer:
     def _launch(self, kernel: Kernel, node: PlanNode, operands: Sequence[DeviceArray], run: _UnitRun) -> None:
         scratch = [self._arena.empty(spec, f"{node.where()}, scratch") for spec in kernel.scratch]
         words = run.words.copy()
-        with naming([node]):
+        with Naming([node]):
             kernel.launch([array.storage.memory for array in (*operands, *scratch)], words)
         run.issued.append(node)
         if kernel.may_fail:

@@ -123,7 +123,7 @@ class Bodies:
         if not isinstance(value, DeviceArray):
             return value
         found = np.empty(value.shape, value.dtype)
-        self._arena.driver.read(value.storage.memory, found)
+        self._arena.read(value, found)
         return found
 
     def _here(self, value: Value, node: PlanNode) -> DeviceArray:

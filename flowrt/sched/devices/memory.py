@@ -49,13 +49,17 @@ class Storage:
 
 
 class DeviceArray:
-    """A tensor in a device's memory. It never changes, but for a variable's that nobody else refers to."""
+    """A tensor in a device's memory. It never changes, but for a variable's that nobody else refers to.
 
-    __slots__ = ("__weakref__", "dtype", "nbytes", "shape", "storage")
+    ``brought`` is the same in the host's memory, where that came with it; it is the same while this is referred to.
+    """
+
+    __slots__ = ("__weakref__", "brought", "dtype", "nbytes", "shape", "storage")
 
     def __init__(self, storage: Storage, spec: Spec) -> None:
         self.storage = storage
         self.shape, self.dtype, self.nbytes = spec.concrete, spec.dtype, spec.nbytes
+        self.brought: Array | None = None
         storage.arrays.add(id(self))
 
     def __del__(self) -> None:
@@ -120,6 +124,13 @@ class Arena:
         made = self.empty(Spec(array.dtype, array.shape), where)
         self.driver.write(made.storage.memory, np.ascontiguousarray(array))
         return made
+
+    def read(self, value: DeviceArray, array: Array) -> None:
+        """Fill an array of the host's with a value; from any thread where that was brought."""
+        if value.brought is None:
+            self.driver.read(value.storage.memory, array)
+        else:
+            np.copyto(array, value.brought)
 
     def _allocate(self, spec: Spec) -> Any:
         if self.limit is not None and self._held + spec.nbytes > self.limit:

@@ -18,10 +18,12 @@ import numpy as np
 from flowrt.base.errors import GraphError, ResourceError, StepCancelled
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, replace_value, spec_of, value_known
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.launch import STATUS, check, run_kernel
-from flowrt.sched.devices.blame import finish, located, naming
+from flowrt.sched.devices.blame import Naming, finish, located
 from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay
 from flowrt.sched.devices.memory import Arena, DeviceArray
+from flowrt.sched.devices.staging import Staging, stage
 from flowrt.sched.regions.lives import DataDependent
 
 if TYPE_CHECKING:
@@ -74,16 +76,28 @@ class _DeviceMemory:
         return all(array.is_alone for array in self.outputs)
 
 
+@valueclass
+class _Stretch:
+    """A recording of launches, the words of those that are of the layout, and whether any of these may fail."""
+
+    recorded: RecordedLaunches
+    launches: tuple[PlacedKernel, ...]
+    words: Array
+    may_fail: bool
+
+
 @dataclass(slots=True, eq=False)
 class _Again:
     """What is recorded of a layout: with the memory that it is for, and a recording of each stretch.
 
-    ``taken`` are the inputs, by number, that are copied in, and where to; ``changed`` the variables that are written.
+    ``taken`` are the inputs, by number, that are copied in and where to, but for those that ``staging`` has copied;
+    ``changed`` are the variables that are written.
     """
 
     memory: _DeviceMemory
     places: tuple[int, ...]
-    stretches: list[RecordedLaunches]
+    stretches: list[_Stretch]
+    staging: Staging
     taken: list[tuple[int, Any]]
     changed: list[DeviceArray]
     seen: int  # `Holding.changes` when the variables were found where they are
@@ -118,8 +132,12 @@ class WholeRegions:
         known = self._find(region, inputs)
         if known is None:
             return None
-        with self._holding.changing(known.layout.changed):
-            return self._run(region, known, unit, inputs, words)
+        try:
+            found = self._run(region, known, unit, inputs, words)
+            self._holding.begin_all(known.layout.changed)
+        finally:
+            self._holding.begin_none()
+        return found
 
     def let_go(self) -> None:
         """Have nothing recorded any more, as memory is short."""
@@ -131,7 +149,7 @@ class WholeRegions:
 
     def _find(self, region: Region, inputs: Sequence[Value]) -> _Known | None:
         sizes, layouts = region.shape_inputs, self._known.setdefault(region, OrderedDict())
-        key: Any = tuple([(array.dtype, array.shape) for array in inputs])
+        key: Any = tuple([(type(array), array.dtype, array.shape) for array in inputs])
         if sizes:
             deciding = zip(region.inputs, inputs, strict=True)
             key = key, *[a.tobytes() for value, a in deciding if value in sizes and isinstance(a, np.ndarray)]
@@ -239,9 +257,7 @@ class WholeRegions:
         again = next((again for again in known.again if again.memory.is_alone), None)
         if again is not None:
             if self._is_where_it_was(again, layout, unit):
-                self._write(again.taken, inputs)
-                self._replay(layout, again, words)
-                return self._outputs(layout, again.memory, inputs)
+                return self._replay(layout, again, inputs, words)
             known.again.remove(again)
             known.renewed += 1
         again = None
@@ -249,13 +265,12 @@ class WholeRegions:
         if memory is None:
             return None
         taken = [(number, self._at(home, memory)) for number, home in layout.written]
-        self._write(taken, inputs)
         if self._record is not None and len(known.again) < TURNS and known.runs > 1 and known.renewed < RENEWED:
-            again = self._recorded(region, layout, memory, taken)
+            again = self._recorded(region, layout, memory, inputs, taken)
             known.again.append(again)
-            self._replay(layout, again, words)
-        else:
-            self._issue(layout, memory, words)
+            return self._replay(layout, again, inputs, words)
+        self._write(taken, inputs)
+        self._issue(layout, memory, words)
         return self._outputs(layout, memory, inputs)
 
     def _is_where_it_was(self, again: _Again, layout: RegionLayout, unit: Unit | BodyUnit) -> bool:
@@ -283,39 +298,82 @@ class WholeRegions:
             for launch, own in zip(stretch, left, strict=True):
                 if words[STATUS]:
                     raise StepCancelled(f"{self._plan.nodes[launch.node].where()} was not begun")
-                with naming(self._nodes([launch])):
+                with Naming(self._nodes([launch])):
                     launch.kernel.launch([self._at(home, memory) for home in launch.operands], own)
             finish(self._arena.driver, self._nodes(stretch))
             self._look(stretch, left)
 
     def _recorded(
-        self, region: Region, layout: RegionLayout, memory: _DeviceMemory, taken: list[tuple[int, Any]]
+        self,
+        region: Region,
+        layout: RegionLayout,
+        memory: _DeviceMemory,
+        inputs: Sequence[Value],
+        taken: Sequence[tuple[int, Any]],
     ) -> _Again:
         assert self._record is not None
         kept = list(_with_memory(self._known[region]))
         for known in kept[: max(0, len(kept) - RECORDED + 1)]:
             known.again.clear()
-        told = [
+        told: list[list[Any]] = [
             [(launch.kernel, [self._at(home, memory) for home in launch.operands]) for launch in stretch]
             for stretch in layout.stretches
         ]
-        with naming(self._nodes([launch for stretch in layout.stretches for launch in stretch])):
-            stretches = [self._record(stretch) for stretch in told]
-        changed = [
-            array for name, array in zip(layout.variables, memory.variables, strict=True) if name in layout.changed
+        staging = self._staged(layout, memory, inputs, taken)
+        if told:
+            told[0] = [*staging.before, *told[0]]
+            told[-1] += staging.after
+        with Naming(self._nodes([launch for stretch in layout.stretches for launch in stretch])):
+            recorded = [self._record(stretch) for stretch in told]
+        starts = (len(staging.before), *(0 for _ in recorded))
+        stretches = [
+            _Stretch(one, launches, one.words[start : start + len(launches)], any(a.kernel.may_fail for a in launches))
+            for one, launches, start in zip(recorded, layout.stretches, starts, strict=False)
         ]
-        return _Again(memory, memory.places, stretches, taken, changed, self._holding.changes)
+        left = [(number, place) for number, place in taken if number not in staging.sent]
+        named = zip(layout.variables, memory.variables, strict=True)
+        changed = [array for name, array in named if name in layout.changed]
+        return _Again(memory, memory.places, stretches, staging, left, changed, self._holding.changes)
 
-    def _replay(self, layout: RegionLayout, again: _Again, words: Array) -> None:
+    def _staged(
+        self, layout: RegionLayout, memory: _DeviceMemory, inputs: Sequence[Value], taken: Sequence[tuple[int, Any]]
+    ) -> Staging:
+        """What a recording brings in of the host's memory, and out into it."""
+        if not layout.stretches:
+            return Staging()
+        given = [
+            (number, Spec(value.dtype, value.shape), place)
+            for number, place in taken
+            for value in (inputs[number],)
+            if isinstance(value, np.ndarray)
+        ]
+        made = [
+            (number, leaving.spec, self._at(leaving.home, memory))
+            for number, leaving in enumerate(layout.outputs)
+            if leaving.home.memory in (In.OUTPUT, In.VARIABLE)
+        ]
+        return stage(self._arena.driver, given, made)
+
+    def _replay(self, layout: RegionLayout, again: _Again, inputs: Sequence[Value], words: Array) -> list[Value]:
         """Have it done again; a stretch is waited for that may fail, and the last."""
-        for stretch, recorded in zip(layout.stretches, again.stretches, strict=True):
+        for number, staged in again.staging.sent.items():
+            staged[...] = inputs[number]
+        self._write(again.taken, inputs)
+        for stretch in again.stretches:
             if words[STATUS]:
-                raise StepCancelled(f"{self._plan.nodes[stretch[0].node].where()} was not begun")
-            recorded.words[:] = words
-            with naming(self._nodes(stretch)):
-                recorded.replay()
+                raise StepCancelled(f"{self._plan.nodes[stretch.launches[0].node].where()} was not begun")
+            stretch.recorded.words[:] = words
+            with Naming(self._nodes(stretch.launches)):
+                stretch.recorded.replay()
                 self._arena.driver.finish()
-            self._look(stretch, recorded.words)
+            if stretch.may_fail:
+                self._look(stretch.launches, stretch.words)
+        found = self._outputs(layout, again.memory, inputs)
+        for number, brought in again.staging.fetched.items():
+            value = found[number]
+            assert isinstance(value, DeviceArray)
+            value.brought = brought
+        return found
 
     def _nodes(self, stretch: Sequence[PlacedKernel]) -> Iterator[PlanNode]:
         return (self._plan.nodes[launch.node] for launch in stretch)
