@@ -22,7 +22,7 @@ FETCHED = 1 << 14  # and of one that is brought out, which nobody may want
 ALIGNED = 64
 
 
-class _Copying:
+class _StagedCopy:
     """A copy between the host's memory and the device's, as a kernel."""
 
     scratch: Sequence[Spec] = ()
@@ -44,8 +44,8 @@ class Staging:
 
     sent: dict[int, Array] = field(default_factory=dict)
     fetched: dict[int, Array] = field(default_factory=dict)
-    before: list[tuple[_Copying, Sequence[Any]]] = field(default_factory=list)
-    after: list[tuple[_Copying, Sequence[Any]]] = field(default_factory=list)
+    before: list[tuple[_StagedCopy, Sequence[Any]]] = field(default_factory=list)
+    after: list[tuple[_StagedCopy, Sequence[Any]]] = field(default_factory=list)
 
 
 def stage(driver: Any, given: Sequence[Placed], made: Sequence[Placed]) -> Staging:
@@ -64,7 +64,7 @@ def stage(driver: Any, given: Sequence[Placed], made: Sequence[Placed]) -> Stagi
         for number, spec, memory in some:
             part, staged = staged[: spec.nbytes], staged[_room(spec) :]
             arrays[number] = part.view(spec.dtype).reshape(spec.concrete)
-            launches.append((_Copying(issue, part), [memory]))
+            launches.append((_StagedCopy(issue, part), [memory]))
     return found
 
 
