@@ -64,6 +64,15 @@ def test_a_policy_inside_that_closes_at_no_time_that_it_named_is_not_waited_for_
     assert isinstance(policy.decide(offers(1.0), (1,), 2.1), Close)
 
 
+def test_a_policy_inside_that_names_the_time_that_it_is_again_and_again_is_not_asked_without_end() -> None:
+    @dataclass(frozen=True)
+    class Stubborn(Policy):
+        def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+            return Close((0,)) if now > 2.0 else WaitUntil(1.0)
+
+    assert isinstance(LocalSteps(4, Stubborn(), grace=0.5).decide(offers(1.0), (1,), 2.5), Close)
+
+
 @pytest.mark.parametrize(
     ("samples", "weights"),
     [((8, 8), None), ((10, 30), (0.25, 0.75)), ((0, 8), None), ((0, 0), None), ((5,), None)],
@@ -80,7 +89,12 @@ def test_a_policy_inside_that_learns_goes_on_learning() -> None:
         def after(self, record: Record) -> Policy:
             return Counting(self.versions + 1)
 
+        def prepare(self) -> None:
+            raise ValueError("prepared")
+
     policy = LocalSteps(4, Counting(), grace=0.5)
+    with pytest.raises(ValueError, match="prepared"):
+        policy.prepare()
     assert policy.after(Record((), (), (), 1.0, 1.0)) == LocalSteps(4, Counting(1), grace=0.5)
     assert not policy.measures
 
@@ -88,6 +102,10 @@ def test_a_policy_inside_that_learns_goes_on_learning() -> None:
 def test_it_travels_without_the_outer_optimiser_which_only_the_client_needs() -> None:
     policy = LocalSteps(4, FirstOf(2), outer=fr.optim.SGD(1.0), grace=0.5, overlap=1)
     assert policy_from_data(policy_to_data(policy)) == LocalSteps(4, FirstOf(2), grace=0.5, overlap=1)
+
+
+def test_a_step_at_a_time_is_allowed_and_replicas_wait_unless_told_to_overlap() -> None:
+    assert (LocalSteps(1).overlap, LocalSteps(1).grace) == (0, 0.0)
 
 
 @dataclass(frozen=True)

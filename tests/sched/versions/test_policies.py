@@ -190,6 +190,36 @@ def test_a_policy_that_learns_answers_the_policy_of_the_next_version() -> None:
         asking.after(Following(AllOf()), RECORD, 2)
 
 
+def test_the_fewest_replicas_that_can_meet_a_policy_are_looked_for_upwards() -> None:
+    assert asking.fewest(FirstOf(2), 1, 4) == 2
+    assert asking.fewest(FirstOf(2), 3, 4) == 3
+    assert asking.fewest(Deadline(1.0, at_least=4), 1, 4) == 4
+    with pytest.raises(GraphError, match="FirstOf"):
+        asking.fewest(FirstOf(5), 1, 4)
+
+
+@dataclass(frozen=True)
+class Preparing(Deadline):
+    done: list[str] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        self.done.append("prepared")
+        if len(self.done) == 2:
+            raise ValueError("twice")
+
+
+def test_a_policy_that_prepares_is_had_to_and_a_mistake_in_it_is_told_with_its_line() -> None:
+    made = Preparing(1.0)
+    assert (asking.prepares(made), asking.prepares(AllOf())) == (True, False)
+    asking.prepare(made)
+    assert made.done == ["prepared"]
+    line = Preparing.prepare.__code__.co_firstlineno + 3
+    with pytest.raises(
+        GraphError, match=rf"test_policies.py:{line}: Preparing\(.*failed in prepare: ValueError: twice"
+    ):
+        asking.prepare(made)
+
+
 # ── travelling ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
