@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PACKAGE = ROOT / "flowrt"
 PROTOCOL = ("test_quorum",)  # the searches of all states find more, in more time
 TESTS = {
+    "indexing": ("test_indexing",),
     "sched/machine": ("test_machine",),
     "sched/topology": ("test_machine",),
     "sched/versions/quorum": PROTOCOL,
@@ -75,6 +76,7 @@ TESTS = {
     "sched/host/variables": ("test_variables", "test_lending"),
     "net/wire/frames": ("test_frames",),
     "net/master/ends": ("test_ends",),
+    "net/master/closing": ("test_closing",),
     "net/master/liveness": ("test_liveness",),
     "net/wire/messages": ("test_messages",),
     "net/wire/brief": ("test_brief",),
