@@ -269,8 +269,8 @@ class Executor:
         if alone is None or tape is None or tape.expected_seconds > within:
             return None
         unit, wanted = alone.unit, alone.wanted if wanted is None else wanted
-        if set(unit.outputs) != set(wanted):
-            return None
+        if set(unit.outputs) != set(wanted) or (unit.region is not None and unit.region.shape_inputs):
+            return None  # a direct call looks at the shapes of what it is given, not at values that decide others
         if tape.recording.orders or not tape.is_settled:
             return None  # one that waits for better kernels, or knows not its speed yet, is asked for anew every time
         return direct_plan(self.host, unit, tape, dict(zip(alone.given, given, strict=True)), wanted, numbers, seed)

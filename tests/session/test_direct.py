@@ -423,3 +423,18 @@ def test_a_layout_that_is_not_the_known_one_is_noticed(monkeypatch: pytest.Monke
         with monkeypatch.context() as patch:
             patch.setattr(direct, name, value)
             assert not direct.available.__wrapped__()
+
+
+@pytest.mark.parametrize("fed", ["n", "shape"])
+def test_another_value_that_decides_shapes_is_another_step(way: bool, fed: str) -> None:
+    with fr.Graph() as graph:
+        n, shape = fr.placeholder("int64", ()), fr.placeholder("int64", (2,))
+        table = fr.Variable(np.arange(6.0), name="table")
+        y = fr.sum(table[:n]) if fed == "n" else fr.reshape(table, shape) * 2.0
+    with fr.BlockingSession(graph) as session:
+        step = session.compile(y, feeds=[n if fed == "n" else shape])
+        for number in (1, 2, 3, 6) * 2:
+            value = number if fed == "n" else np.array([number, 6 // number])
+            wanted = np.arange(number).sum() if fed == "n" else 2 * np.arange(6.0).reshape(value)
+            for _ in range(4):
+                np.testing.assert_array_equal(step(value), wanted)
