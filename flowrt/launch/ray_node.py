@@ -65,7 +65,7 @@ class RayNode:
         """Where the node is, once it serves: ``address``, ``host`` and ``pid``; or the ``failure`` to start.
 
         Who knows this ``incarnation`` waits for the next one, to which Ray repeats the call; when the node was ended,
-        there is none, and ``ended`` says so.
+        there is none, and ``ended`` says so, as it does where the node was ended while it started.
         """
         if known == self._said["incarnation"]:
             await self._ended.wait()
@@ -119,11 +119,11 @@ class RayNode:
                 try:
                     self._tell(address=self._listen(process), pid=process.pid)
                 except ResourceError as error:
-                    self._tell(failure=str(error))
-            assert process.stdout is not None
-            for line in process.stdout:  # what a user's modules print
-                print(line, end="", flush=True)
-            process.wait()
+                    self._tell(**({"ended": True} if self._ending else {"failure": str(error)}))
+            with process:  # which is waited for
+                assert process.stdout is not None
+                for line in process.stdout:  # what a user's modules print
+                    print(line, end="", flush=True)
 
     def _tell(self, **said: Any) -> None:
         self._said |= {"host": _host(), "actor": os.getpid(), **said}

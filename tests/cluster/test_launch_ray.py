@@ -21,6 +21,8 @@ from process_world import ended
 from test_ranges_of_replicas import WORKERS, batches, trainer_of
 
 import flowrt as fr
+from flowrt.launch.ray_node import RayNode, _host
+from flowrt.net.door.tokens import new_token
 
 PS = "/job:ps/task:0"
 SCRIPT = ROOT / "scripts" / "digits.py"
@@ -228,6 +230,16 @@ async def test_a_node_that_cannot_start_says_why() -> None:
     with pytest.raises(fr.ResourceError, match=f"{PS} did not start: cannot import 'no_such_module', as --import asks"):
         async with Cluster(ps=1, resources={"ps": LITTLE}, imports=["no_such_module"]):
             pass
+
+
+async def test_a_node_that_is_ended_while_it_starts_has_not_failed() -> None:
+    node = RayNode(PS, new_token(), _host(), {"threads": 1})
+    while node._process is None:  # noqa: ASYNC110 - a thread starts it
+        await asyncio.sleep(0)
+    await node.stop(grace=60.0)
+    said = await node.serves()
+    assert said["ended"]
+    assert "failure" not in said
 
 
 def test_what_makes_no_sense_is_refused_at_the_users_line() -> None:
