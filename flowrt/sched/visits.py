@@ -30,6 +30,8 @@ class VisitRunner:
 
     def __init__(self, visit: Visit, host: Host, device: OpenDevice, issuer: Issuing) -> None:
         self._visit, self._host, self._device, self._issuer = visit, host, device, issuer
+        at = {value: place for place, value in enumerate(visit.unit.outputs)}
+        self._wanted = [(value, at.get(value)) for value in visit.wanted]  # each a feed, or among the region's outputs
 
     async def run(self, feeds: Sequence[Array], context: RunContext) -> list[Array] | None:
         """The fetches; None where its variables are not free, and nothing was done."""
@@ -55,11 +57,9 @@ class VisitRunner:
 
     def _carry_out(self, feeds: Sequence[Array], words: Array) -> list[Array]:
         """Issue the region and read its results, in the device's lane."""
-        unit = self._visit.unit
-        values: dict[int, Any] = dict(enumerate(feeds))
-        outputs = self._issuer.carry_out(unit, [values[value] for value in unit.inputs], words)
-        values.update(zip(unit.outputs, outputs, strict=True))
-        found = [values[value] for value in self._visit.wanted]
+        inputs = [feeds[value] for value in self._visit.unit.inputs]
+        outputs = self._issuer.carry_out(self._visit.unit, inputs, words)
+        found = [feeds[value] if place is None else outputs[place] for value, place in self._wanted]
         read = [value if isinstance(value, np.ndarray) else self._device.read(value) for value in found]
         return own(read, feeds, self._host.memory.copy)
 
