@@ -150,10 +150,11 @@ def test_windows_of_one_entry_are_multiplied(libraries: Libraries, name: str) ->
     assert libraries.dnn.executed == []
 
 
-TENSOR_CORE, DOWN_CONVERTED, REDUCED, NONDETERMINISTIC, WINOGRAD, TILE_6, TILE_13 = 0, 1, 2, 4, 5, 7, 8
+TENSOR_CORE, DOWN_CONVERTED, REDUCED, FFT, NONDETERMINISTIC, WINOGRAD, TILE_6, TILE_13 = 0, 1, 2, 3, 4, 5, 7, 8
 GOOD, OTHER = Engine((WINOGRAD,)), Engine()
 UNWANTED = [
-    *(Engine((WINOGRAD, note)) for note in (TENSOR_CORE, DOWN_CONVERTED, REDUCED, NONDETERMINISTIC, TILE_6, TILE_13)),
+    *(Engine((note,)) for note in (TENSOR_CORE, DOWN_CONVERTED, REDUCED, FFT, NONDETERMINISTIC)),
+    *(Engine((WINOGRAD, note)) for note in (TILE_6, TILE_13)),
     Engine(behaves=(0,)),
     Engine(works=False),
     Engine(workspace=dnn.WORKSPACE + 1),

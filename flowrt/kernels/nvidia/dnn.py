@@ -1,8 +1,8 @@
 """Convolutions by cuDNN's graph API: a graph of one operation, and the first plan that computes as is asked.
 
-float32 is multiplied and added up as float32: engines of the tensor cores, which round it, and those whose results
-change from run to run, are left out. See the cuDNN Backend API, NVIDIA's reference; what is here named an attribute or
-a descriptor is so there.
+float32 is multiplied and added up as float32. Left out are engines of the tensor cores, which round it; those that see
+an image as waves, where a NaN or a large entry reaches all others; and those whose results change from run to run. See
+the cuDNN Backend API, NVIDIA's reference; what is here named an attribute or a descriptor is so there.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ _OPERATIONS = {Direction.FORWARD: (10, 700, (704, 703, 705)), Direction.TO_IMAGE
 
 _CROSS_CORRELATION = 1
 _BEST, _ANY = 3, 2  # CUDNN_HEUR_MODE_A, _FALLBACK
-_TENSOR_CORE, _DOWN_CONVERTED, _REDUCED, _NONDETERMINISTIC, _TILE_6, _TILE_13 = 0, 1, 2, 4, 7, 8
-_UNWANTED = {_TENSOR_CORE, _DOWN_CONVERTED, _REDUCED, _NONDETERMINISTIC, _TILE_6, _TILE_13}
+_TENSOR_CORE, _DOWN_CONVERTED, _REDUCED, _FFT, _NONDETERMINISTIC, _TILE_6, _TILE_13 = 0, 1, 2, 3, 4, 7, 8
+_UNWANTED = {_TENSOR_CORE, _DOWN_CONVERTED, _REDUCED, _FFT, _NONDETERMINISTIC, _TILE_6, _TILE_13}
 _NOTES, _RUNTIME_COMPILED = 16, 0  # notes of an engine at most; a behavior that takes seconds when it is first used
 IMAGES, FILTERS, RESULT = 1, 2, 3  # by which tensors are told apart
 
