@@ -158,6 +158,21 @@ def columns_by(exp: Any) -> Callable[..., Any]:
     return jitable(exponentials)
 
 
+def _ways_by(block: Any, short_rows: Any, long: Callable[..., None]) -> Ways:
+    """The kernels of a block of columns, of some short rows, and of long ones."""
+
+    def columns(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
+        if x.size > 0:
+            over_columns(block, x, y, tops, totals, begin, end)
+
+    def short(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
+        for first in range(begin, end if x.size > 0 else begin, rows_together(x.shape[2])):
+            stop = min(first + rows_together(x.shape[2]), end)
+            short_rows(x[first:stop, 0], y[first:stop, 0], room, tops)
+
+    return {"columns": columns, "short": short, "long": long}
+
+
 def softmax_by(exp: Any) -> Ways:
     """The kernel of softmax, given the exponential."""
     exponentials = columns_by(exp)
@@ -172,16 +187,7 @@ def softmax_by(exp: Any) -> Ways:
             for t in range(width):
                 out[np.uint64(start + t)] *= scale[t]
 
-    powers_of, short_softmax = powers_by(exp), short_softmax_by(exp)
-
-    def columns(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
-        if x.size > 0:
-            over_columns(block, x, y, tops, totals, begin, end)
-
-    def short(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
-        for first in range(begin, end if x.size > 0 else begin, rows_together(x.shape[2])):
-            stop = min(first + rows_together(x.shape[2]), end)
-            short_softmax(x[first:stop, 0], y[first:stop, 0], room, tops)
+    powers_of = powers_by(exp)
 
     def long(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
         for first in range(begin, end, rows_together(x.shape[2])):
@@ -195,12 +201,11 @@ def softmax_by(exp: Any) -> Ways:
                 for j in range(out.size):
                     out[j] *= scale
 
-    return {"columns": columns, "short": short, "long": long}
+    return _ways_by(block, short_softmax_by(exp), long)
 
 
 def log_softmax_by(exp: Any, log: Any) -> Ways:
     exponentials, powers_of = columns_by(exp), powers_by(exp)
-    short_log_softmax = short_log_softmax_by(exp, log)
 
     @jitable
     def block(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
@@ -213,15 +218,6 @@ def log_softmax_by(exp: Any, log: Any) -> Ways:
             for t in range(width):
                 at = np.uint64(start + t)
                 out[at] = (y.dtype.type(row[at]) - top[t]) - rest[t]
-
-    def columns(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
-        if x.size > 0:
-            over_columns(block, x, y, tops, totals, begin, end)
-
-    def short(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
-        for first in range(begin, end if x.size > 0 else begin, rows_together(x.shape[2])):
-            stop = min(first + rows_together(x.shape[2]), end)
-            short_log_softmax(x[first:stop, 0], y[first:stop, 0], room, tops)
 
     def long(x: Any, y: Any, tops: Any, totals: Any, room: Any, begin: int, end: int) -> None:
         for first in range(begin, end, rows_together(x.shape[2])):
@@ -238,7 +234,7 @@ def log_softmax_by(exp: Any, log: Any) -> Ways:
                 for j in range(out.size):
                     out[j] -= rest
 
-    return {"columns": columns, "short": short, "long": long}
+    return _ways_by(block, short_log_softmax_by(exp, log), long)
 
 
 def examples(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:

@@ -60,38 +60,33 @@ def powers_on_cuda(x: Any, o: int, i: int, top: Any, rank: int, width: int, apar
     return add_team(held, found, rank, width, apart)
 
 
-@kernel("softmax", "cuda", layout=_rows_on_cuda)
-def softmax_on_cuda(x: Any, y: Any, width: int, apart: int) -> None:
-    tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
-    (team, rank, teams), lines = stand(width, apart), x.shape[0] * x.shape[2]
-    line = cuda.blockIdx.x * teams
-    while line < lines:
-        own = min(line + team, lines - 1)
-        o, i = divided(own, x.shape[2])
-        top = largest_on_cuda(x, o, i, rank, width, apart, tops)
-        share = y.dtype.type(1 / powers_on_cuda(x, o, i, top, rank, width, apart, sums))
-        k, stop = rank, x.shape[1] if line + team < lines else 0
-        while k < stop:
-            y[o, k, i] = math.exp(x[o, k, i] - top) * share
-            k += width
-        line += cuda.gridDim.x * teams
+def _softmax_by(rest_of: Any, entry: Any) -> Any:
+    """The twin whose entries are ``entry`` of these less the largest, and of ``rest_of`` the sum of their powers."""
+
+    def softmax(x: Any, y: Any, width: int, apart: int) -> None:
+        tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
+        (team, rank, teams), lines = stand(width, apart), x.shape[0] * x.shape[2]
+        line = cuda.blockIdx.x * teams
+        while line < lines:
+            own = min(line + team, lines - 1)
+            o, i = divided(own, x.shape[2])
+            top = largest_on_cuda(x, o, i, rank, width, apart, tops)
+            rest = rest_of(powers_on_cuda(x, o, i, top, rank, width, apart, sums), y)
+            k, stop = rank, x.shape[1] if line + team < lines else 0
+            while k < stop:
+                y[o, k, i] = entry(x[o, k, i] - top, rest)
+                k += width
+            line += cuda.gridDim.x * teams
+
+    return softmax
 
 
-@kernel("log_softmax", "cuda", layout=_rows_on_cuda)
-def log_softmax_on_cuda(x: Any, y: Any, width: int, apart: int) -> None:
-    tops, sums = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, np.float64)
-    (team, rank, teams), lines = stand(width, apart), x.shape[0] * x.shape[2]
-    line = cuda.blockIdx.x * teams
-    while line < lines:
-        own = min(line + team, lines - 1)
-        o, i = divided(own, x.shape[2])
-        top = largest_on_cuda(x, o, i, rank, width, apart, tops)
-        rest = math.log(powers_on_cuda(x, o, i, top, rank, width, apart, sums))
-        k, stop = rank, x.shape[1] if line + team < lines else 0
-        while k < stop:
-            y[o, k, i] = (x[o, k, i] - top) - rest
-            k += width
-        line += cuda.gridDim.x * teams
+kernel("softmax", "cuda", layout=_rows_on_cuda)(
+    _softmax_by(jitable(lambda total, y: y.dtype.type(1 / total)), jitable(lambda less, share: math.exp(less) * share))
+)
+kernel("log_softmax", "cuda", layout=_rows_on_cuda)(
+    _softmax_by(jitable(lambda total, y: math.log(total)), jitable(lambda less, rest: less - rest))
+)
 
 
 def _examples_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:

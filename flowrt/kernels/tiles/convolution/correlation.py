@@ -298,22 +298,19 @@ def pack_panels(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> No
     pack_filters(Tiles(*tiles), arrays[1], arrays[4], memory, WindowSteps(*words[:7]), kind.inverse, (begin, end))
 
 
+@jitable
+def opened(arrays: Any, words: Any, tiles: Any) -> Any:
+    """What arrays and words stand for, and how many places there are down and across an image, or a phase of it."""
+    steps, kind, y = WindowSteps(*words[:7]), CorrelationKind(*words[11:]), arrays[3]
+    apart, _ = spread_places(steps, kind.inverse)
+    sizes = ceiling(y.shape[1], apart[0]), ceiling(y.shape[2], apart[1])
+    return Tiles(*tiles), steps, Blocks(*words[7:11]), kind, CorrelationMemory(*arrays[5:]), sizes
+
+
 def correlate_panels(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> None:
     """The units [begin, end) of a convolution or its gradient for the images, with channels as columns."""
-    operands, window, memory = (
-        (arrays[0], arrays[4], arrays[2], arrays[3]),
-        arrays[1].shape,
-        CorrelationMemory(*arrays[5:]),
-    )
-    tools, steps, blocks, kind, y = (
-        Tiles(*tiles),
-        WindowSteps(*words[:7]),
-        Blocks(*words[7:11]),
-        CorrelationKind(*words[11:]),
-        arrays[3],
-    )
-    groups, (apart, _) = max(steps.groups, 1), spread_places(steps, kind.inverse)
-    sizes = ceiling(y.shape[1], apart[0]), ceiling(y.shape[2], apart[1])
+    tools, steps, blocks, kind, memory, sizes = opened(arrays, words, tiles)
+    operands, y, groups = (arrays[0], arrays[4], arrays[2], arrays[3]), arrays[3], max(steps.groups, 1)
     panels = groups * ceiling(y.shape[3] // groups, tools.wide)
     over, down = ceiling(panels, blocks.panels), ceiling(sizes[0], blocks.rows)
     for unit in range(begin, end):
@@ -321,27 +318,14 @@ def correlate_panels(arrays: Any, words: Any, tiles: Any, begin: int, end: int) 
         some = first, min(first + blocks.panels, panels)
         for left in range(0, sizes[1], blocks.columns):
             block = block_of(unit // over, down, left, blocks, y, sizes)
-            compute_panels(tools, operands, block, some, window, memory, steps, kind)
+            compute_panels(tools, operands, block, some, arrays[1].shape, memory, steps, kind)
 
 
 def correlate_lines(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> None:
     """The same with places as columns: units are blocks of places."""
-    operands, window, memory = (
-        (arrays[0], arrays[1], arrays[2], arrays[3]),
-        arrays[1].shape,
-        CorrelationMemory(*arrays[5:]),
-    )
-    tools, steps, blocks, kind, y = (
-        Tiles(*tiles),
-        WindowSteps(*words[:7]),
-        Blocks(*words[7:11]),
-        CorrelationKind(*words[11:]),
-        arrays[3],
-    )
-    apart, _ = spread_places(steps, kind.inverse)
-    sizes = ceiling(y.shape[1], apart[0]), ceiling(y.shape[2], apart[1])
+    tools, steps, blocks, kind, memory, sizes = opened(arrays, words, tiles)
     down = ceiling(sizes[0], blocks.rows)
     for unit in range(begin, end):
         for left in range(0, sizes[1], blocks.columns):
-            block = block_of(unit, down, left, blocks, y, sizes)
-            compute_lines(tools, operands, block, window, memory, steps, kind)
+            block = block_of(unit, down, left, blocks, arrays[3], sizes)
+            compute_lines(tools, arrays[:4], block, arrays[1].shape, memory, steps, kind)
