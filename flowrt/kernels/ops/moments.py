@@ -9,7 +9,7 @@ gradients need are added up likewise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel
 from flowrt.kernels.language.twin import THREADS, cuda
 from flowrt.kernels.ops.partials import FormOf, Reduced, count_parts
 from flowrt.kernels.ops.reduce import form_of, form_over
-from flowrt.kernels.teams.reductions import LaidOnCuda, entry_on_cuda, first_entry
-from flowrt.kernels.teams.standing import add_team, divided, stand
+from flowrt.kernels.teams.reductions import LaidOnCuda, entry_on_cuda, first_entry, strand_by
+from flowrt.kernels.teams.standing import add_team, added, divided, stand
 
 ROWS = 64  # in a stretch of columns
 ALONG = 1024  # entries in a stretch of a row
@@ -99,6 +99,11 @@ class Laid:
     def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """For each column of a block two sums of a stretch, and what is taken off."""
         return [Spec(outputs[0].dtype, self.first(inputs, outputs, attrs).views[-1].shape)]
+
+    def enter(self, op: str, measure: Callable[..., None], join: Callable[..., None]) -> None:
+        """Have the op's kernel ``measure`` parts and ``join`` them."""
+        then = ((join, self.second),)
+        kernel(op, layout=self.first, scratch=self.scratch, local=self.local, then=then)(measure)
 
 
 @jitable
@@ -204,14 +209,7 @@ def join_parts(x: Any, mean: Any, variance: Any, parts: Any, room: Any, last: in
         at += width
 
 
-_moments = Laid(1, 2, form_of)
-kernel(
-    "moments",
-    layout=_moments.first,
-    scratch=_moments.scratch,
-    local=_moments.local,
-    then=((join_parts, _moments.second),),
-)(measure_parts)
+Laid(1, 2, form_of).enter("moments", measure_parts, join_parts)
 
 
 @jitable
@@ -220,19 +218,7 @@ def size_of_part(count: int, part: int, parts: int) -> Any:
     return divided(count * (part + 1), parts)[0] - divided(count * part, parts)[0]
 
 
-@jitable
-def sum_on_cuda(x: Any, begin: int, at: int, end: int, width: int, sizes: Any) -> float:
-    """What one thread adds up."""
-    found = 0.0
-    while at + 3 * width < end:
-        one, two = entry_on_cuda(x, begin, at, sizes), entry_on_cuda(x, begin, at + width, sizes)
-        three, four = entry_on_cuda(x, begin, at + 2 * width, sizes), entry_on_cuda(x, begin, at + 3 * width, sizes)
-        found = found + one + two + three + four
-        at += 4 * width
-    while at < end:
-        found += entry_on_cuda(x, begin, at, sizes)
-        at += width
-    return found
+sum_strand = strand_by(added, 0)
 
 
 def measure_on_cuda(
@@ -257,7 +243,7 @@ def measure_on_cuda(
         part, result = divided(own, mean.size)
         begin, size = first_entry(result, sizes), size_of_part(count, part, parts)
         start, end = divided(count * part, parts)[0] + rank, divided(count * (part + 1), parts)[0]
-        about = add_team(held, sum_on_cuda(x, begin, start, end, width, sizes), rank, width, apart) / size
+        about = add_team(held, sum_strand(x, found, begin, start, end, width, sizes), rank, width, apart) / size
         squares = 0.0
         at = start
         while at < end:
@@ -308,16 +294,9 @@ def join_on_cuda(
         line += cuda.gridDim.x * teams
 
 
-_moments_on_cuda = LaidOnCuda(
-    lambda inputs, outputs, attrs: form_of(inputs, attrs), lambda dtype: "float64", columns=2, kinds=2
+LaidOnCuda(lambda inputs, outputs, attrs: form_of(inputs, attrs), lambda dtype: "float64", columns=2, kinds=2).enter(
+    "moments", measure_on_cuda, join_on_cuda
 )
-kernel(
-    "moments",
-    "cuda",
-    layout=_moments_on_cuda.first,
-    scratch=_moments_on_cuda.scratch,
-    then=((join_on_cuda, _moments_on_cuda.second),),
-)(measure_on_cuda)
 
 
 @jitable
@@ -396,10 +375,7 @@ def _form_about(inputs: Sequence[Spec], attrs: Attrs) -> Reduced:
     return form_over(shape, tuple(i for i, n in enumerate(kept) if n == 1))
 
 
-_sums = Laid(2, 3, _form_about)
-kernel("sums_about", layout=_sums.first, scratch=_sums.scratch, local=_sums.local, then=((add_parts, _sums.second),))(
-    sum_parts
-)
+Laid(2, 3, _form_about).enter("sums_about", sum_parts, add_parts)
 
 
 def sum_about_on_cuda(
@@ -470,13 +446,6 @@ def join_about_on_cuda(
         line += cuda.gridDim.x * teams
 
 
-_sums_on_cuda = LaidOnCuda(
+LaidOnCuda(
     lambda inputs, outputs, attrs: _form_about(inputs, attrs), lambda dtype: "float64", given=2, columns=3, kinds=2
-)
-kernel(
-    "sums_about",
-    "cuda",
-    layout=_sums_on_cuda.first,
-    scratch=_sums_on_cuda.scratch,
-    then=((join_about_on_cuda, _sums_on_cuda.second),),
-)(sum_about_on_cuda)
+).enter("sums_about", sum_about_on_cuda, join_about_on_cuda)

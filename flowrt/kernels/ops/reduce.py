@@ -302,7 +302,7 @@ def _register(
     laid = LaidOnCuda(lambda inputs, outputs, attrs: form_of(inputs, attrs), wide)
     register_parted(op, at_once, form_of, Parted(reducer, start, finish, wide, row_reducer(reducer)))
     first, second = map(with_sizes, reduction_on_cuda(on_cuda, start, finish))
-    kernel(op, "cuda", layout=laid.first, scratch=laid.scratch, then=((second, laid.second),))(first)
+    laid.enter(op, first, second)
 
 
 SUM = Reducer(plus, add_loosely, singles=add_row)
@@ -373,10 +373,4 @@ def join_sums_on_cuda(
     _join_on_cuda(x, y, found, (across, middle, length, kept), width, apart)
 
 
-kernel(
-    "sum_to",
-    "cuda",
-    layout=_on_cuda.first,
-    scratch=_on_cuda.scratch,
-    then=((join_sums_on_cuda, _on_cuda.second),),
-)(sum_to_on_cuda)
+_on_cuda.enter("sum_to", sum_to_on_cuda, join_sums_on_cuda)

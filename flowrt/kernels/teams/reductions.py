@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.language.table import Call, View, jitable
+from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import THREADS, cuda
 from flowrt.kernels.teams.standing import AT_ONCE, Teams, divided, reduce_team, stand, teams_for
 
@@ -77,6 +77,10 @@ class LaidOnCuda:
         results = outer * middle * (1 if form.last else tail)
         return [Spec(self._wide(inputs[0].dtype), (self._kinds, teams_of(form).parts, results))]
 
+    def enter(self, op: str, reduce: Callable[..., None], join: Callable[..., None]) -> None:
+        """Have the op's twin ``reduce`` parts and ``join`` them."""
+        kernel(op, "cuda", layout=self.first, scratch=self.scratch, then=((join, self.second),))(reduce)
+
 
 @jitable
 def first_entry(result: int, sizes: Any) -> Any:
@@ -95,16 +99,11 @@ def entry_on_cuda(x: Any, begin: int, number: int, sizes: Any) -> Any:
     return x[np.uint64(begin + (number + jump) * kept)]
 
 
-def reduction_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any, Any]:
-    """What reduces entries from ``start`` or, if None, from the first, which then counts twice; and what joins parts.
+def strand_by(combine: Any, start: int | None) -> Any:
+    """What makes one of all that a thread reduces, from ``start`` or, if None, from the first, which counts twice."""
+    first, neutral = start is None, 0 if start is None else start
 
-    Both are given the entries, the results, and what was found, then `LaidOnCuda`'s words, the sizes as a tuple.
-    """
-    first, neutral, reduce_all = start is None, 0 if start is None else start, reduce_team(combine)
-
-    @jitable
     def reduce_strand(x: Any, found: Any, begin: int, at: int, end: int, width: int, sizes: Any) -> Any:
-        """What one thread reduces."""
         dtype = found.dtype
         mine = dtype.type(entry_on_cuda(x, begin, 0, sizes)) if first else dtype.type(neutral)
         while at + 3 * width < end:
@@ -116,6 +115,16 @@ def reduction_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any
             mine = dtype.type(combine(mine, entry_on_cuda(x, begin, at, sizes)))
             at += width
         return mine
+
+    return jitable(reduce_strand)
+
+
+def reduction_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any, Any]:
+    """What reduces entries as `strand_by` does, and what joins parts.
+
+    Both are given the entries, the results, and what was found, then `LaidOnCuda`'s words, the sizes as a tuple.
+    """
+    reduce_strand, reduce_all = strand_by(combine, start), reduce_team(combine)
 
     def reduce(x: Any, y: Any, found: Any, sizes: Any, width: int, apart: int) -> None:
         held = cuda.shared.array(THREADS, found.dtype)
