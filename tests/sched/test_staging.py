@@ -99,3 +99,18 @@ async def test_a_loops_condition_comes_with_what_decides_it(world: World) -> Non
             assert found[0] == first * 2 ** np.ceil(np.log2(1000 / first))
     assert told.count("replay") > 8
     assert told.count("read") <= 1
+
+
+@pytest.mark.parametrize("asked", ["pinned", "record"])
+async def test_a_step_goes_on_as_it_went_where_a_recording_finds_no_memory(
+    world: World, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(world._driver, asked, full)
+    given = batches(4, 4, 4, 4)
+    there, here = await steps(ONE, given), await steps(HOST, given)
+    assert "replay" not in world.calls()
+    for mine, other in zip(there, here, strict=True):
+        np.testing.assert_allclose(mine[0], other[0], rtol=1e-5)

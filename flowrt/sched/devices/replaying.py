@@ -267,8 +267,10 @@ class WholeRegions:
         taken = [(number, self._at(home, memory)) for number, home in layout.written]
         if self._record is not None and len(known.again) < TURNS and known.runs > 1 and known.renewed < RENEWED:
             again = self._recorded(region, layout, memory, inputs, taken)
-            known.again.append(again)
-            return self._replay(layout, again, inputs, words)
+            if again is not None:
+                known.again.append(again)
+                return self._replay(layout, again, inputs, words)
+            known.renewed = RENEWED
         self._write(taken, inputs)
         self._issue(layout, memory, words)
         return self._outputs(layout, memory, inputs)
@@ -310,7 +312,8 @@ class WholeRegions:
         memory: _DeviceMemory,
         inputs: Sequence[Value],
         taken: Sequence[tuple[int, Any]],
-    ) -> _Again:
+    ) -> _Again | None:
+        """The layout as the device does it again; None where there is no memory for what that takes beside."""
         assert self._record is not None
         kept = list(_with_memory(self._known[region]))
         for known in kept[: max(0, len(kept) - RECORDED + 1)]:
@@ -319,12 +322,15 @@ class WholeRegions:
             [(launch.kernel, [self._at(home, memory) for home in launch.operands]) for launch in stretch]
             for stretch in layout.stretches
         ]
-        staging = self._staged(layout, memory, inputs, taken)
-        if told:
-            told[0] = [*staging.before, *told[0]]
-            told[-1] += staging.after
-        with Naming(self._nodes([launch for stretch in layout.stretches for launch in stretch])):
-            recorded = [self._record(stretch) for stretch in told]
+        try:
+            staging = self._staged(layout, memory, inputs, taken)
+            if told:
+                told[0] = [*staging.before, *told[0]]
+                told[-1] += staging.after
+            with Naming(self._nodes([launch for stretch in layout.stretches for launch in stretch])):
+                recorded = [self._record(stretch) for stretch in told]
+        except MemoryError:
+            return None
         starts = (len(staging.before), *(0 for _ in recorded))
         stretches = [
             _Stretch(one, launches, one.words[start : start + len(launches)], any(a.kernel.may_fail for a in launches))
