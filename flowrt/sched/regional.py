@@ -1,15 +1,19 @@
-"""What computes a region: the tape for inputs of one set of shapes, or its nodes one after the other where it has none.
+"""What computes a region: the tape for inputs of one set of shapes, or piece after piece where it has none.
 
 Law: the region's variables are held by whoever runs it.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from flowrt.base.spec import Spec
+from flowrt.sched.loops.pieces import find_pieces
+from flowrt.sched.piecewise import Piecewise
 from flowrt.sched.ready import LONG
 from flowrt.sched.regions.regions import resource_of, variable_spec
 from flowrt.sched.single import read_in_place
@@ -20,12 +24,16 @@ if TYPE_CHECKING:
     from flowrt.sched.host.host import Host
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.host.variables import Name
+    from flowrt.sched.loops.pieces import Piece
     from flowrt.sched.ready import ReadyRun
     from flowrt.sched.regions.recorded import RowWrite
     from flowrt.sched.regions.regions import Region
     from flowrt.sched.single import Runners
     from flowrt.sched.tape.tapes import Tapes
     from flowrt.sched.units import Unit
+
+FEW = 8  # values that decide shapes, for each of which the whole region is laid out when it first comes
+KNOWN = 64  # sets of shapes whose pieces are kept
 
 
 class RegionRunner:
@@ -34,19 +42,23 @@ class RegionRunner:
     def __init__(self, plan: Plan, unit: Unit, region: Region, host: Host, tapes: Tapes, runners: Runners) -> None:
         self._plan, self._unit, self._region, self._host = plan, unit, region, host
         self._tapes, self._runners = tapes, runners
+        self._pieces: OrderedDict[tuple[tuple[int, ...], ...], Sequence[Piece]] = OrderedDict()
 
     def known(self, inputs: Sequence[Array]) -> Tape | None:
         """The tape for inputs like these, if it was made before: compiles nothing."""
         return self._tapes.made(self._region, inputs)
 
     def ready(self, inputs: Sequence[Array]) -> ReadyRun:
-        """The tape for inputs like these; `LONG` where shapes depend on values made inside."""
-        return self._tapes.get(self._region, inputs) or LONG
+        """The tape for inputs like these; `LONG` where shapes depend on values made inside, or on ever other values."""
+        tapes, region = self._tapes, self._region
+        if not region.shape_inputs or self._host.memory.limit is not None or tapes.made_of(region) < FEW:
+            return tapes.get(region, inputs) or LONG
+        return tapes.again(region, inputs) or LONG
 
     def run(self, ready: ReadyRun, inputs: Sequence[Array], words: Array) -> list[Array]:
-        """The outputs. A variable that the region begins has its value once all of the region is done."""
+        """The outputs. A variable that the region begins has its value once the tape that begins it is done."""
         if not isinstance(ready, Tape):
-            return self._run_singly(inputs, words)
+            return self._run_in_pieces(inputs, words)
         tape, unit, variables = ready, self._unit, self._host.variables
         if variables.lent and variables.still_lent(unit.writes):
             return self._run_beside_lookers(tape, inputs, words)
@@ -57,10 +69,15 @@ class RegionRunner:
                 outputs = tape.run_at(words, inputs, laid[2], crew=crew)
                 del alive
                 return outputs
+        return self._run_tape(tape, inputs, words)
+
+    def _run_tape(self, tape: Tape, inputs: Sequence[Array], words: Array) -> list[Array]:
+        """The outputs of a tape of the region, or of a piece of it."""
+        variables = self._host.variables
         changes = variables.changes
         memory, begun = self._memory(tape)
         places = [address(value) for value in memory]
-        outputs = tape.run_at(words, inputs, places, crew=crew)
+        outputs = tape.run_at(words, inputs, places, crew=self._host.lanes.crew)
         for name, value in begun.items():
             variables.begin(name, value)
         if not begun:
@@ -98,18 +115,37 @@ class RegionRunner:
         self._host.keep_rows(staying.intersection(write.names), groups)
 
     @cached_property
-    def _in_place(self) -> frozenset[int]:
-        return read_in_place(self._plan, self._unit.nodes, self._unit.outputs)
+    def _starts(self) -> Sequence[int]:
+        return self._plan.value_starts()
 
-    def _run_singly(self, inputs: Sequence[Array], words: Array) -> list[Array]:
-        """Run the nodes one after the other."""
-        plan, unit = self._plan, self._unit
-        starts, values = plan.value_starts(), dict(zip(unit.inputs, inputs, strict=True))
-        for position in unit.nodes:
+    @cached_property
+    def _piecewise(self) -> Piecewise:
+        return Piecewise(self._plan, self._host.memory, self._run_tape, self._run_singly)
+
+    def _run_in_pieces(self, inputs: Sequence[Array], words: Array) -> list[Array]:
+        """Run one piece after another; node by node where somebody looks at variables meanwhile."""
+        variables = self._host.variables
+        if variables.lent and variables.still_lent(self._unit.writes):
+            return self._run_singly(self._region, inputs, words)
+        shapes = tuple([array.shape for array in inputs])
+        pieces = self._pieces.get(shapes)
+        if pieces is None:
+            specs = [Spec(array.dtype, array.shape) for array in inputs]
+            pieces = self._pieces[shapes] = find_pieces(self._plan, self._region, specs)
+            if len(self._pieces) > KNOWN:
+                self._pieces.popitem(last=False)
+        return self._piecewise.run(self._region, pieces, inputs, words)
+
+    def _run_singly(self, region: Region, inputs: Sequence[Array], words: Array) -> list[Array]:
+        """Run the nodes of the region, or of a piece of it, one after the other."""
+        plan, starts = self._plan, self._starts
+        values = dict(zip(region.inputs, inputs, strict=True))
+        in_place = read_in_place(plan, region.nodes, region.outputs) if region.reads else frozenset()
+        for position in region.nodes:
             node = plan.nodes[position]
-            if position in self._in_place:
+            if position in in_place:
                 values[starts[position]] = self._host.variables.value(resource_of(node), variable_spec(node))
                 continue
             outputs = self._runners[position]([values[v] for v in node.inputs], words)
             values.update(zip(range(starts[position], starts[position + 1]), outputs, strict=True))
-        return [values[v] for v in unit.outputs]
+        return [values[v] for v in region.outputs]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
+from flowrt.base.errors import GraphError, ResourceError, SpecError, StepCancelled
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes, writes_rows
@@ -25,13 +25,13 @@ from flowrt.sched.loops.nesting import whole
 from flowrt.sched.loops.pieces import fed_to, find_pieces, role_of
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, StackedRows, interpret
 from flowrt.sched.parting import PARTING, PartRunner
+from flowrt.sched.piecewise import Piecewise
 from flowrt.sched.ready import AT_ONCE, GuessingRunner
 from flowrt.sched.regions.cost import predict
 from flowrt.sched.regions.lives import infer
 from flowrt.sched.regions.misfits import PlanWithin, misfit_of_node
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, size_operands, variable_spec
 from flowrt.sched.tape.tape import address, corrected
-from flowrt.sched.tape.tapes import Tapes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     from flowrt.sched.host.variables import Variables
     from flowrt.sched.loops.pieces import Piece
     from flowrt.sched.ready import ReadyRun
+    from flowrt.sched.regions.regions import Region
+    from flowrt.sched.tape.tape import Tape
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 PREPARED_PER_NODE = 64
-BODY_TAPES = 2048  # a body's, in which an extent that grows from one iteration to the next has one each
 COPIED_AT_ONCE = 1 << 18  # a variable of more bytes is copied in a lane
 ROW_SECONDS, COPIED_PER_SECOND = 2e-7, 4e9  # what stacking a row takes, whatever its size, and bytes a second
 
@@ -156,7 +157,7 @@ class StructuredRunner(GuessingRunner):
     def __init__(self, node: PlanNode, memory: Memory, around: PlanWithin | None, tapes: bool = True) -> None:
         super().__init__(node, memory)
         bodies = [PlanWithin(value, node, around) for value in node.attrs.values() if isinstance(value, Plan)]
-        self._bodies = {id(body.plan): BodyRunner(body, memory, tapes) for body in bodies}
+        self._bodies = {id(body.plan): BodyRunner(body, memory, node.device, tapes) for body in bodies}
         self._in_pieces = tapes
         self._pieces: OrderedDict[Any, Sequence[Piece] | None] = OrderedDict()  # None where a body came once
 
@@ -186,16 +187,16 @@ class StructuredRunner(GuessingRunner):
         if pieces is None:
             specs = [Spec(a.dtype, a.shape) for a in inputs]
             fed = {id(plan): given for plan, given in fed_to(self.node, specs, infer(self.node, specs))}
-            pieces = came[key] = find_pieces(body, whole(body, self.node.device), fed[id(body)])
+            pieces = came[key] = self._bodies[id(body)].pieces(fed[id(body)])
         return pieces
 
 
 class BodyRunner:
     """Computes the body of a loop or branch: pieces by tapes, and nodes by themselves."""
 
-    def __init__(self, body: PlanWithin, memory: Memory, tapes: bool) -> None:
-        self._plan, self._starts = body.plan, body.plan.value_starts()
-        self._tapes = Tapes(body.plan, bound=BODY_TAPES, memory=memory, around=body)
+    def __init__(self, body: PlanWithin, memory: Memory, device: str, tapes: bool) -> None:
+        self._plan, self._starts, self._whole = body.plan, body.plan.value_starts(), whole(body.plan, device)
+        self._piecewise = Piecewise(body.plan, memory, _run_tape, self._run_singly, around=body)
         known: dict[Any, Known] = {}
         specs = body.plan.value_specs()
         self._runners = [
@@ -205,42 +206,28 @@ class BodyRunner:
 
     def __call__(self, pieces: Sequence[Piece] | None, inputs: Sequence[Array], run: Array) -> list[Array]:
         """What the body answers for C-contiguous ``inputs``; node by node where there are no ``pieces``."""
-        values = dict(enumerate(inputs))
         if pieces is None:
-            self._compute(range(len(self._runners)), values, run)
-        for piece in pieces or ():
-            region = piece.region
-            given = [values[v] for v in region.inputs]
-            outputs = self._by_tape(piece, given, run)
-            if outputs is None:
-                self._compute(region.nodes, values, run)
-            else:
-                values.update(zip(region.outputs, outputs, strict=True))
-        return [values[v] for v in self._plan.fetches]
+            return self._run_singly(self._whole, inputs, run)
+        return self._piecewise.run(self._whole, pieces, inputs, run)
 
-    def _by_tape(self, piece: Piece, inputs: Sequence[Array], run: Array) -> list[Array] | None:
-        """What a piece answers; None where its nodes are to be computed by themselves."""
-        tapes = self._tapes
-        tape = tapes.made(piece.like, inputs) or (tapes.again if piece.varies else tapes.get)(piece.like, inputs)
-        if tape is None:
-            return None
-        try:
-            return tape.run_at(run, inputs, ())
-        except (StepCancelled, ResourceError):
-            raise
-        except FlowrtError:
-            if piece.like is piece.region:
-                raise
-            return None  # so that what fails is named, and not what is like it
+    def pieces(self, inputs: Sequence[Spec]) -> Sequence[Piece]:
+        """The pieces of the body on inputs of these specs."""
+        return find_pieces(self._plan, self._whole, inputs)
 
-    def _compute(self, nodes: Sequence[int], values: dict[int, Array], run: Array) -> None:
-        """Add to ``values`` what these nodes make, one after another."""
-        for position in nodes:
+    def _run_singly(self, region: Region, inputs: Sequence[Array], run: Array) -> list[Array]:
+        """What a region of the body answers, one node after another."""
+        values = dict(zip(region.inputs, inputs, strict=True))
+        for position in region.nodes:
             node = self._plan.nodes[position]
             if run[STATUS]:
                 raise StepCancelled(f"stopped at {node.where()}")
             outputs = self._runners[position]([values[v] for v in node.inputs], run)
             values.update(enumerate(outputs, self._starts[position]))
+        return [values[v] for v in region.outputs]
+
+
+def _run_tape(tape: Tape, inputs: Sequence[Array], words: Array) -> list[Array]:
+    return tape.run_at(words, inputs, ())
 
 
 class StackRunner(GuessingRunner):

@@ -10,9 +10,12 @@ import pytest
 from tape_world import PlanMaker, array, whole_region
 
 import flowrt as fr
+import flowrt.sched.tape.tapes
 from flowrt.base.spec import Spec
 from flowrt.sched.loops.pieces import Piece, find_pieces
+from flowrt.sched.regional import FEW
 from flowrt.sched.single import NodeRunner
+from flowrt.sched.tape.recording import record
 from flowrt.sched.tape.tapes import Tapes
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 CAPACITY, WIDTH, LAYERS = 6, 4, 3
+TOKENS = 40
 BOUNDS: dict[str, Any] = {
     "growing": lambda t: slice(None, t + 1),
     "none at first": lambda t: slice(None, t),
@@ -268,3 +272,123 @@ async def test_a_loop_without_end_is_stopped() -> None:
         for _ in range(2):
             with pytest.raises(fr.StepTimeout):
                 await session.run(made, timeout=0.05)
+
+
+# ── what steps come to ──
+
+
+def token_by_token(weights: Sequence[Array], bound: Any) -> tuple[fr.Graph, list[Any], list[Any]]:
+    """A decoder's step for one token, whose caches are variables; what it is fed, and what it answers."""
+    with fr.Graph() as graph:
+        t, x = fr.placeholder("int64", (), name="t"), fr.placeholder("float64", (WIDTH,), name="x")
+        y, writes = x, []
+        for weight in weights:
+            cache = fr.Variable(fr.zeros((TOKENS, WIDTH), "float64"), trainable=False)
+            new = fr.where(fr.arange(TOKENS)[:, None] == t, y @ fr.Variable(weight), cache)
+            writes.append(cache.assign(new))
+            y = attended(y, new[bound(t)] if bound else new[: t + 1], slice(None), fr)
+        before = fr.sum(cache)  # as it was before this step, whatever runs when
+        return graph, [t, x], [y, before, fr.group(*writes)]
+
+
+@pytest.mark.parametrize("bound", [BOUNDS["growing"], BOUNDS["none at first"], BOUNDS["from the end"]])
+def test_a_step_for_each_token_comes_to_numpys_numbers_however_many_there_are(bound: Any) -> None:
+    rng = np.random.default_rng(3)
+    weights = [rng.normal(size=(WIDTH, WIDTH)) for _ in range(LAYERS)]
+    graph, feeds, fetches = token_by_token(weights, bound)
+    caches = [np.zeros((TOKENS, WIDTH)) for _ in weights]
+    with fr.BlockingSession(graph) as session, fr.BlockingSession(graph, options=fr.Options(tapes=False)) as single:
+        steps = [each.compile(fetches, feeds=feeds) for each in (session, single)]
+        for _ in range(3):
+            x = rng.normal(size=WIDTH)
+            for t in range(TOKENS):
+                (found, before, _), alone = (step(t, x) for step in steps)
+                np.testing.assert_array_equal(found, alone[0])
+                np.testing.assert_array_equal(before, alone[1])
+                np.testing.assert_allclose(before, caches[-1].sum(), rtol=1e-9, atol=1e-12)
+                for weight, cache in zip(weights, caches, strict=True):
+                    cache[t] = x @ weight
+                    x = attended(x, cache, bound(t), np)
+                np.testing.assert_allclose(found, x, rtol=1e-9)
+                x = found
+
+
+def test_a_step_whose_sizes_are_ever_new_is_laid_out_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_out: list[int] = []
+
+    def counted(plan: Plan, region: Any, specs: Any) -> Any:
+        laid_out.append(len(region.nodes))
+        return record(plan, region, specs)
+
+    monkeypatch.setattr(flowrt.sched.tape.tapes, "record", counted)
+    graph, feeds, fetches = token_by_token([np.eye(WIDTH)], None)
+    with fr.BlockingSession(graph) as session:
+        step = session.compile(fetches, feeds=feeds)
+        for t in range(FEW + 1):
+            step(t, np.ones(WIDTH))
+        whole = max(laid_out)
+        laid_out.clear()
+        for t in range(FEW + 1, TOKENS):
+            step(t, np.ones(WIDTH))
+        assert not laid_out
+        step(TOKENS - 1, np.ones(WIDTH))
+        assert max(laid_out) == whole  # a size that comes again
+
+
+def test_a_variable_that_is_written_is_read_before_by_pieces_that_run_after() -> None:
+    with fr.Graph() as graph:
+        t = fr.placeholder("int64", ())
+        v = fr.Variable(np.arange(4.0), name="v")
+        seen = fr.sum(v[:t])  # varies, and runs behind the write's own piece
+        write = v.assign(v + 1.0)
+        with fr.control_dependencies([write]):
+            after = v.read()
+            late = fr.sum(v[: t + 1]) + seen  # of v as it was
+    held = np.arange(4.0)
+    with fr.BlockingSession(graph) as session:
+        step = session.compile([seen, late, after, write], feeds=[t])
+        for number in (*range(FEW + 2), -1, -2, 50, 60, 2):
+            found = step(number)
+            first = held[:number].sum()
+            assert found[0] == first
+            assert found[1] == held[: number + 1].sum() + first
+            held = held + 1
+            np.testing.assert_array_equal(found[2], held)
+
+
+def test_what_stands_around_a_loop_whose_slices_change_is_laid_out() -> None:
+    rng = np.random.default_rng(4)
+    with fr.Graph() as graph:
+        x = fr.placeholder("float64", (5, 3))
+        w = fr.Variable(rng.normal(size=(3, 3)), name="w")
+        rows = fr.tanh(x @ w)
+        total = fr.while_loop(
+            lambda t, _: t < 5, lambda t, y: (t + 1, y + fr.sum(fr.square(rows[:t]))), (0, np.float64(0))
+        )[1]
+        train = fr.optim.SGD(0.01).minimize(total)
+    fed = rng.normal(size=(5, 3))
+    with fr.BlockingSession(graph) as session, fr.BlockingSession(graph, options=fr.Options(tapes=False)) as single:
+        for _ in range(3):
+            (one, _), (other, _) = (each.run([total, train], {x: fed}) for each in (session, single))
+            assert one == other
+        np.testing.assert_array_equal(session.run(w), single.run(w))
+
+
+def test_a_step_may_write_a_row_of_its_cache_and_then_read_the_rows_so_far() -> None:
+    rng = np.random.default_rng(5)
+    weight = rng.normal(size=(WIDTH, WIDTH))
+    with fr.Graph() as graph:
+        t, x = fr.placeholder("int64", ()), fr.placeholder("float64", (WIDTH,))
+        kept = fr.Variable(fr.zeros((TOKENS, WIDTH), "float64"), trainable=False)
+        with fr.control_dependencies([kept.scatter_update(fr.reshape(t, (1,)), (x @ weight)[None])]):
+            y = attended(x, kept.read(), slice(None, t + 1), fr)
+    cache = np.zeros((TOKENS, WIDTH))
+    with fr.BlockingSession(graph) as session:
+        step = session.compile(y, feeds=[t, x])
+        for _ in range(3):
+            for number in range(TOKENS):
+                fed = rng.normal(size=WIDTH)
+                cache[number] = fed @ weight
+                wanted = attended(fed, cache, slice(None, number + 1), np)
+                np.testing.assert_allclose(step(number, fed), wanted, rtol=1e-9)
+        np.testing.assert_allclose(session.run(kept), cache, rtol=1e-9)

@@ -3,7 +3,8 @@
 Law: pure; it runs inference, and knows no kernel. A node *varies* where the shape of something that it takes or makes
 does not follow from the shapes of the region's inputs. Pieces are by turns of nodes that do not and of nodes that do:
 each node stands in the first of its kind that is not before a piece it waits for, so edges lead only to the same piece
-or a later one. A constant stands in every piece that reads it.
+or a later one. A constant, and a read of a variable that the region does not write, stand in every piece that reads
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from flowrt.base.spec import Spec, value_known
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.sched.loops.structured import COND, PURE_STRUCTURED, STATEFUL_COND
-from flowrt.sched.regions.regions import CONSTANT, Region, regions_of
+from flowrt.sched.regions.regions import CONSTANT, READ, Region, regions_of, resource_of
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -45,9 +46,10 @@ def find_pieces(plan: Plan, region: Region, inputs: Sequence[Spec]) -> tuple[Pie
         static = planned[value].value
         known[value] = Spec(spec.dtype, spec.dims, static if value_known(static) else None)
     varying = _varying(plan, region.nodes, known)
-    groups = _groups(plan, region, varying)
+    anywhere = frozenset(n for n in region.nodes if _may_stand_anywhere(plan.nodes[n], region))
+    groups = _groups(plan, region, varying, anywhere)
     order = sorted(groups)
-    found = regions_of(plan, [sorted(groups[level]) for level in order])
+    found = regions_of(plan, [sorted(groups[level]) for level in order], anywhere, region.outputs)
     first: dict[Hashable, Region] = {}
     return tuple(
         [
@@ -55,6 +57,13 @@ def find_pieces(plan: Plan, region: Region, inputs: Sequence[Spec]) -> tuple[Pie
             for level, each in zip(order, found, strict=True)
         ]
     )
+
+
+def _may_stand_anywhere(node: PlanNode, region: Region) -> bool:
+    """Whether it is all the same when a node runs, and how often."""
+    if node.inputs or node.control:
+        return False
+    return node.op == CONSTANT or (node.op == READ and resource_of(node) not in region.writes)
 
 
 def role_of(node: PlanNode, specs: Sequence[Spec]) -> Hashable:
@@ -73,10 +82,11 @@ def _likeness(plan: Plan, region: Region, specs: Sequence[Spec]) -> Hashable:
         for value in range(first, first + len(node.outputs)):
             number[value] = len(number)
     given = tuple(specs[value] for value in region.inputs)
-    return given, tuple(roles), tuple(number[value] for value in region.outputs)
+    alone = region.nodes if region.writes else ()  # what fails is run again by its own nodes, which must write once
+    return alone, given, tuple(roles), tuple(number[value] for value in region.outputs)
 
 
-def _groups(plan: Plan, region: Region, varying: frozenset[int]) -> dict[int, set[int]]:
+def _groups(plan: Plan, region: Region, varying: frozenset[int], anywhere: frozenset[int]) -> dict[int, set[int]]:
     """The nodes of each piece by its level, an odd one where they vary."""
     makers: dict[int, int] = {}
     levels: dict[int, int] = {}
@@ -84,13 +94,12 @@ def _groups(plan: Plan, region: Region, varying: frozenset[int]) -> dict[int, se
     for position, first in zip(region.nodes, region.first, strict=True):
         node = plan.nodes[position]
         makers.update((value, position) for value in range(first, first + len(node.outputs)))
-        if node.op == CONSTANT and first not in region.outputs:
+        if position in anywhere and first not in region.outputs:
             continue
         before = {makers[value] for value in node.inputs if value in makers}.union(node.control)
         level = max((levels[n] for n in before if n in levels), default=0)
         levels[position] = level = level + (level % 2 != (position in varying))
-        constants = [n for n in before if plan.nodes[n].op == CONSTANT]
-        groups.setdefault(level, set()).update((position, *constants))
+        groups.setdefault(level, set()).update((position, *before.intersection(anywhere)))
     return groups
 
 

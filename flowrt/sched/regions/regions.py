@@ -19,7 +19,7 @@ for it. It has nothing behind it, so taking that set keeps every edge's sets gro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
@@ -36,7 +36,7 @@ Name: TypeAlias = tuple[str, str]
 Markers: TypeAlias = int  # a set of markers, as bits
 
 CONSTANT, READ = "constant", "read_variable"
-ANYWHERE = -2  # the home of a node that all its readers' have
+ANYWHERE = -2  # the home of a node that is in every group that reads it
 REVIVING = frozenset({"merge", "send"})  # what follows these may be alive although something before them is dead
 
 
@@ -104,13 +104,17 @@ def find_regions(plan: Plan, breaks: Callable[[PlanNode], bool]) -> tuple[Region
     return regions
 
 
-def regions_of(plan: Plan, groups: Sequence[Sequence[int]]) -> tuple[Region, ...]:
-    """Groups of nodes as regions. A constant may be in several, but then it is in all that read it."""
+def regions_of(
+    plan: Plan, groups: Sequence[Sequence[int]], anywhere: Collection[int], outputs: Iterable[int]
+) -> tuple[Region, ...]:
+    """Groups of nodes as regions, parts of one that makes these ``outputs``. What stands ``anywhere`` is in every group
+    that reads it."""
     edges = _Edges(plan)
+    edges.fetched = frozenset(outputs)
     home = [-1] * len(plan.nodes)
     for number, nodes in enumerate(groups):
         for position in nodes:
-            home[position] = ANYWHERE if plan.nodes[position].op == CONSTANT else number
+            home[position] = ANYWHERE if position in anywhere else number
     return tuple([_region(edges, home, number, nodes) for number, nodes in enumerate(groups)])
 
 

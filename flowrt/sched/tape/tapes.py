@@ -5,7 +5,7 @@ Law: what a tape computes is none of its business (`tape`), nor is what it is ma
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -58,6 +58,7 @@ class Tapes:
         self._untrimmed = 0  # tapes made since idle memory was last looked at
         self._specs = plan.value_specs()
         self._tapes: OrderedDict[Any, Tape | None] = OrderedDict()
+        self._made_of: Counter[Region] = Counter()
         self._met: OrderedDict[Any, None] = OrderedDict()  # what `again` was asked for
         self._arenas: dict[Region, Arenas] = {}
         self._decisive: dict[Region, tuple[int, ...]] = {}
@@ -117,10 +118,15 @@ class Tapes:
             if tape is None or not tape.recording.orders or not are_ready(tape.recording.orders):
                 return tape
         tape = self._tapes[key] = self._make(region, inputs)
+        self._made_of[region] += 1
         if len(self._tapes) > self._bound:
             self._tapes.popitem(last=False)
         self._trim()
         return tape
+
+    def made_of(self, region: Region) -> int:
+        """How many tapes were made of ``region``."""
+        return self._made_of[region]
 
     def again(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
         """As `get`, where arrays like these came before; else None: to lay out takes longer than to run without a tape.
