@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from flowrt.session.building_order import Order, from_manifest, nameless, order_
 from flowrt.session.options import is_at_least
 from flowrt.session.restoring import OWN_NAMES, Fit, checked_renames, fit, listed
 from flowrt.session.saving import (
+    CheckpointDraft,
     Places,
     Saving,
     in_thread,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from flowrt.session.inside import Inside
 
 MIB = 1 << 20
+PATIENCE = 5.0  # seconds that a step waits for a save of little, at most
 AHEAD_STEPS, AHEAD_SECONDS = 8, 5.0  # before a save is due memory is made ready: it takes as long as some steps do
 _log = logging.getLogger("flowrt.checkpoint")
 
@@ -63,7 +64,8 @@ class Checkpoints:
     The variables are saved as they are when it is time, and written beside the steps that follow: by the nodes that
     hold them, each its own, or by the client for those that have not its disk. A save that is due while the one before
     is still being written follows as soon as that is done, or the session ends; where variables come to less than 16
-    MiB, the step waits for that. A save that fails on its own is logged and tried again after the next step.
+    MiB, the step waits for that, 5 s at most. A save that fails on its own is logged and tried again after the
+    next step.
 
     A checkpoint fits the graph: what only one of them has, or has with another dtype or shape, raises
     `CheckpointError`, which lists it all. ``rename`` maps saved names to those of the graph, all at once, and with a
@@ -212,7 +214,12 @@ class Checkpoints:
         self._prepare(session)
         if not self._is_due() or self._puts_off():
             return
-        await self._saving.acquire()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._saving.acquire()
+        except TimeoutError:  # what the one before writes to hangs, or fails again and again
+            self._behind = True
+            return
         try:
             if not self._is_due():  # another step has waited, too
                 self._saving.release()
@@ -249,11 +256,11 @@ class Checkpoints:
         )
 
     def _puts_off(self) -> bool:
-        """Whether a save that is due follows a later step: one of much, where the one before is not written yet, and
-        then until memory is ready for its copies."""
+        """Whether a save that is due follows a later step: one of much, or that was put off already, where the one
+        before is not written yet, and then until memory is ready for its copies."""
         preparing = self._preparing is not None and not self._preparing.done()
         due_later = self.is_saving or (self._behind and preparing)
-        self._behind = due_later and self._places is not None and self._places.are_large
+        self._behind = due_later and (self._behind or (self._places is not None and self._places.are_large))
         return self._behind
 
     def _prepare(self, session: Inside) -> None:
@@ -302,7 +309,7 @@ class Checkpoints:
     async def _write(self, saving: Saving) -> None:
         """Have what is kept be written, whole or not at all."""
         what = f"saving step {saving.step} in {self.url}{', MiB' * (saving.nbytes >= MIB)}"
-        at = _CheckpointDraft()
+        at = CheckpointDraft()
         try:
             with Activity(what, saving.nbytes // MIB or None, look=lambda activity: self._look(activity, at)):
                 await in_thread(self._begin, saving, at)
@@ -320,7 +327,7 @@ class Checkpoints:
         except FlowrtError as error:
             _log.warning("after step %d was saved: %s", saving.step, error)
 
-    async def _clear(self, saving: Saving, at: _CheckpointDraft) -> None:
+    async def _clear(self, saving: Saving, at: CheckpointDraft) -> None:
         """Let go of what a save held; where it failed, also of its draft and of a lock that it took."""
         await saving.drop()
         if at.draft:
@@ -328,7 +335,7 @@ class Checkpoints:
         if at.claimed and self._lock is not None:
             await in_thread(self._lock.release)
 
-    def _begin(self, saving: Saving, at: _CheckpointDraft) -> None:
+    def _begin(self, saving: Saving, at: CheckpointDraft) -> None:
         """Make a folder to write in."""
         at.claimed = self._claim()
         self.before_save()
@@ -339,7 +346,7 @@ class Checkpoints:
         at.folder = folder_of(number, saving.step)
         at.draft = self._store.begin(at.folder, saving.token)
 
-    def _commit(self, saving: Saving, at: _CheckpointDraft, shards: Sequence[tuple[File, Sequence[Written]]]) -> None:
+    def _commit(self, saving: Saving, at: CheckpointDraft, shards: Sequence[tuple[File, Sequence[Written]]]) -> None:
         for file, _ in shards:
             check_reached(self._store, at.draft, file)
         order = None if self._order is None else to_manifest(self._order)
@@ -374,7 +381,7 @@ class Checkpoints:
             self._durable = False  # for all we know the folder has just been made
         return claimed
 
-    def _look(self, activity: Activity, at: _CheckpointDraft) -> None:
+    def _look(self, activity: Activity, at: CheckpointDraft) -> None:
         if draft := at.draft:
             activity.done = self._store.written(draft) // MIB
 
@@ -478,15 +485,6 @@ class Checkpoints:
     def _not_whole(self, number: int, step: int, error: Exception) -> CheckpointError:
         text = str(error)
         return _NotWhole(text if "is not whole" in text else str(not_whole(self._store, number, step, text)))
-
-
-@dataclass(slots=True)
-class _CheckpointDraft:
-    """A checkpoint in progress: where it is written, as what it will be there, and whether it took the lock."""
-
-    draft: str = ""
-    folder: str = ""
-    claimed: bool = False
 
 
 class _Refused(CheckpointError):

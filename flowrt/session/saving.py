@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,6 +57,15 @@ class SavedPiece:
     first: int
     end: int
     mirrors: bool = False  # another piece has the same rows
+
+
+@dataclass(slots=True)
+class CheckpointDraft:
+    """A checkpoint in progress: where it is written, as what it will be there, and whether it took the lock."""
+
+    draft: str = ""
+    folder: str = ""
+    claimed: bool = False
 
 
 def pieces_of(graph: Graph) -> list[SavedPiece]:

@@ -96,6 +96,20 @@ async def test_a_step_for_which_a_save_is_due_waits_for_the_one_before(tmp_path:
     assert [step for _, step in held.checkpoints.saves()] == [1, 2]
 
 
+async def test_training_goes_on_where_a_save_hangs_and_what_was_put_off_is_saved_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrt.session.checkpoints.PATIENCE", 0.01)
+    graph, _, bump = model()
+    held = Held(tmp_path, every_steps=1)
+    async with fr.Session(graph, checkpoints=held.checkpoints) as session:
+        for _ in range(5):
+            await session.run(bump)
+        assert held.checkpoints.saves() == []
+        held.written.set()
+    assert [step for _, step in held.checkpoints.saves()] == [1, 5]
+
+
 async def test_no_step_waits_for_a_save_of_much_that_is_due_while_the_one_before_is_written(tmp_path: Path) -> None:
     graph, v, bump = model(2 * MIB)
     held = Held(tmp_path, every_steps=2)
