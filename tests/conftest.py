@@ -95,6 +95,21 @@ LONG = (  # what takes far longer than its number of tests tells: first where no
     "test_credit",
     "test_crew",
     "test_kernel_names",
+    "test_elementary",
+    "test_progress",
+    "test_moved",
+    "test_checkpoint_rows",
+    "test_coordinates",
+    "test_liveness",
+    "test_opening",
+    "test_worker_service",
+    "test_device_nodes",
+    "test_fork_server",
+    "test_random_steps",
+    "test_split_over_servers",
+    "test_faulty_buckets",
+    "test_interrupts",
+    "test_time_limit",
 )
 
 
