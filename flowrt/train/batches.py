@@ -177,15 +177,15 @@ class Supply:
         """Hand nothing out until it is to `begin` again; what is being drawn is kept for then."""
         self._told = None
 
-    def fill(self) -> None:
-        """Hand out what may be, now or as it comes."""
+    def fill(self) -> bool:
+        """Hand out what may be, now or as it comes; answers whether more is to be, once others have had the loop."""
         if self._told is None:
-            return
+            return False
         until = time.perf_counter() + LONG
         while (due := self._hand_drawn()) is not None:
             if self._source.waits:
                 self._drawing = self._drawing or asyncio.ensure_future(self._draw())
-                return
+                return False
             began = time.perf_counter()
             if began > until and not self.handing.lacks(self._depth):
                 break
@@ -197,7 +197,8 @@ class Supply:
                 self._fail(error)
             if self._has(due[1]):
                 self._hand(*due)
-        self._end_filling()
+        self._end_filling(more=due is not None)
+        return due is not None
 
     async def _draw(self) -> None:
         try:
@@ -239,13 +240,16 @@ class Supply:
         if self.handing.hand(replica, identity) - self._sent[replica] >= self._together:
             self._send(replica)
 
-    def _end_filling(self) -> None:
-        """Send what nothing more goes with, and what a replica may soon lack; say so where nothing is left."""
+    def _end_filling(self, more: bool = False) -> None:
+        """Send what nothing more goes with, and what a replica may soon lack; say so where nothing is left.
+
+        Where ``more`` is drawn soon, what is enough until then waits for that.
+        """
         if self._sent != self.given:
-            sent, spent = self._sent, self.handing.spent
+            sent, spent, enough = self._sent, self.handing.spent, self._depth if more else self._enough
             last = self._source.waits or self.handing.identity is None
             for replica, number in enumerate(self.given):
-                if number > sent[replica] and (last or sent[replica] - spent[replica] < self._enough):
+                if number > sent[replica] and (last or sent[replica] - spent[replica] < enough):
                     self._send(replica)
         if self.over and self._told is not None:
             self._told()

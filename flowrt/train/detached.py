@@ -48,8 +48,9 @@ class ServersSupply(Identities):
         """Server 0 has seen to it, and reports which they were."""
         return []
 
-    def fill(self) -> None:
+    def fill(self) -> bool:
         """Server 0 does."""
+        return False
 
     def confirm_lost(self, replica: int, spent: int) -> list[int]:
         """Server 0 has seen to it."""

@@ -214,7 +214,7 @@ class Run:
             self.copies.moving = ahead > 0
         self._allow()
         self._supply.begin(self._news.set)
-        self._fill()
+        more = self._fill()
         while not self._reports:
             if not self._counted and self._supply.over:
                 self._allow()
@@ -224,22 +224,23 @@ class Run:
                 self._finish(self._ended)
                 return None
             self._news.clear()
-            await self._news.wait()
+            await (asyncio.sleep(0) if more else self._news.wait())
+            more = more and self._fill()
         self._seen += 1
         return self._reports.popleft()
 
-    def _fill(self, before: Callable[[], object] = lambda: None) -> None:
+    def _fill(self, before: Callable[[], object] = lambda: None) -> bool:
         try:
             before()
-            self._supply.fill()
+            return self._supply.fill()
         except FlowrtError as error:
             self.fail(error)
+            return False
 
     def _allow(self) -> None:
         """Let the variables move to what was asked for, and beyond."""
-        self._counted = self._supply.over and not self._reports  # which may say: use some again
-        if self._counted and not self._runner.leaving.isdisjoint(self._program.replicas):
-            self._counted = False  # others hold batches of who comes
+        leaving = not self._runner.leaving.isdisjoint(self._program.replicas)  # then others hold batches of who comes
+        self._counted = self._supply.over and not leaving and not self._reports  # which may say: use some again
         totals = tuple([given // self._each for given in self._supply.given]) if self._counted else None
         self._post(0, Allow(self._number, self._allowed, self._seen, totals))
 
@@ -466,8 +467,7 @@ class Run:
     async def stop(self) -> None:
         """End the run on all nodes that are there; what was ordered, all servers apply, if not at once then later."""
         await self.rest()
-        replicas = self._runner.suspects.difference(self.servers)  # which server 0 tells, too
-        lost = self._runner.lost | self._left_out | replicas
+        lost = self._runner.lost | self._left_out | self._runner.suspects.difference(self.servers)  # told by server 0
         await self._end([task for task in dict.fromkeys(self._began) if task not in lost])
         await asyncio.sleep(0)  # for what was said at the end to be heard
         self._hearing.close()

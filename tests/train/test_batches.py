@@ -125,6 +125,17 @@ def test_what_there_is_no_time_to_complete_waits_for_what_goes_with_it(monkeypat
     assert {len(sent) for _, _, sent in handing.sent[16 * DEPTH :]} == {TOGETHER}
 
 
+def test_all_messages_are_full_where_somebody_fills_as_long_as_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    handing, clock = Handing(itertools.count(), replicas=32), itertools.count(step=LONG / 16)
+    monkeypatch.setattr(batches.time, "perf_counter", lambda: float(next(clock)))
+    for step in range(60):
+        handing.step(step)
+        while handing.supply.fill():
+            assert all(handing.has(replica) >= step + DEPTH for replica in range(32))
+        assert handing.supply.given == [step + DEPTH + EARLIER + TOGETHER - 1] * 32
+    assert {len(sent) for _, _, sent in handing.sent[32 * DEPTH :]} == {TOGETHER}
+
+
 def test_of_a_slow_source_whoever_lacks_some_is_handed_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     handing, clock = Handing(itertools.count(), replicas=3), itertools.count(step=LONG)
     monkeypatch.setattr(batches.time, "perf_counter", lambda: float(next(clock)))

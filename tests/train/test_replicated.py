@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.sched.drivers.messages import Seen, Update
+from flowrt.train.batches import EARLIER, LONG, TOGETHER
 from flowrt.train.steps import Steps
 
 if TYPE_CHECKING:
@@ -120,6 +123,22 @@ async def test_batches_may_come_asynchronously_and_a_last_round_too_small_is_not
 
 
 # ── what does not count ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_who_waits_for_a_report_draws_until_replicas_have_all_that_they_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(step=LONG)  # each draw takes as long as there is for all at once
+    monkeypatch.setattr("flowrt.train.batches.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    with fr.Graph() as graph:
+        trainer = trainer_of(fr.train.AllOf(), replicas=1)
+    left = iter(batches(100))
+    async with fr.Session(graph) as session:
+        steps = trainer.steps(session, left)
+        for _ in range(20):
+            await anext(steps)
+        await steps.aclose()
+    assert 100 - len(list(left)) >= 20 + EARLIER + TOGETHER
 
 
 def poisoned(count: int, every: int) -> Iterator[dict[str, np.ndarray]]:
