@@ -127,22 +127,20 @@ def decode_whole(window: memoryview, at: int, end: int, allocate: Allocate) -> t
         table, behind = at + _FRAME.size + size, at + _PREFIX + length
         if length > WHOLE.header or count > WHOLE.arrays or table > behind or behind > end:
             return None
-        layouts, nbytes, is_small = _known(bytes(window[table:behind]), count)
+        layouts, nbytes = _known(bytes(window[table:behind]), count)
         if behind + nbytes > end:
             return (None, behind + nbytes) if behind + nbytes - at <= len(window) else None
         arrays = []
         for dtype, shape, offset in layouts:
             sent = np.ndarray(shape, dtype, window, behind + offset)
-            arrays.append(sent.copy() if is_small else _received(sent, allocate))
+            arrays.append(sent.copy() if sent.nbytes < _UNCOUNTED else _received(sent, allocate))
     except Exception:  # whatever it is, the survey says it by name
         return None
     return _make_brief(Brief, (bytes(window[at + _FRAME.size : table]), tuple(arrays))), behind + nbytes
 
 
 def _received(sent: Array, allocate: Allocate) -> Array:
-    """A copy of what came, in memory that is counted if it is not small."""
-    if sent.nbytes < _UNCOUNTED:
-        return sent.copy()
+    """A copy of what came, in memory that is counted."""
     array = allocate(sent.dtype, sent.shape)
     np.copyto(array, sent)
     return array
@@ -157,17 +155,14 @@ def _lengths(header: bytes) -> tuple[int, int]:
 
 
 @lru_cache(_KEPT)
-def _known(table: bytes, count: int) -> tuple[tuple[tuple[np.dtype[Any], tuple[int, ...], int], ...], int, bool]:
-    """Dtype, shape and place, in bytes, of the arrays of a short table.
-
-    Then how many bytes they are, and whether that is few for each.
-    """
+def _known(table: bytes, count: int) -> tuple[tuple[tuple[np.dtype[Any], tuple[int, ...], int], ...], int]:
+    """Dtype, shape and place, in bytes, of the arrays of a short table, and how many bytes they are."""
     layouts = _known_layouts(table, count, WHOLE.rank)
     codec.check_sizes(layouts, FRAME)
     sizes = [codec.nbytes(layout) for layout in layouts]
     *places, nbytes = itertools.accumulate(sizes, initial=0)
     placed = tuple([(*layout, place) for layout, place in zip(layouts, places, strict=True)])
-    return placed, nbytes, max(sizes, default=0) < _UNCOUNTED
+    return placed, nbytes
 
 
 def _layouts(table: bytes, count: int, most: int) -> Sequence[Layout]:

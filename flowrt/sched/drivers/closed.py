@@ -85,7 +85,7 @@ class Closed:
 
     def _run_plainly(self, *feeds: Array) -> list[Array] | None:
         fed, alone = self.plan.feeds, self._alone
-        checked(feeds[: len(fed)], fed, self.whose)
+        checked(feeds if alone is None else feeds[: len(fed)], fed, self.whose)
         if alone is None:
             fetches = self.executor.run_now(feeds, self._number, self.seed)
         elif not all(map(_fits, feeds[len(fed) :], alone.feeds[len(fed) :])):

@@ -102,37 +102,34 @@ class Memory:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A new array, counted. Raises `ResourceError` where it does not fit."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes < COUNTED:
-            return np.empty(shape, dtype)
-        return self._made(nbytes, lambda: np.empty(shape, dtype))
+        return np.empty(shape, dtype) if nbytes < COUNTED else self._made(nbytes, np.empty, shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """`empty`, but zeros: pages that the system fills as they are used."""
         nbytes = math.prod(shape) * dtype.itemsize
-        return np.zeros(shape, dtype) if nbytes < COUNTED else self._made(nbytes, lambda: np.zeros(shape, dtype))
+        return np.zeros(shape, dtype) if nbytes < COUNTED else self._made(nbytes, np.zeros, shape, dtype)
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """`empty` for what is computed once and then never changes, and so may be seen by others as it is.
 
         Where there are no others, it is in memory that was there for what was computed before, if there is some.
         """
-        slots = self.segments or self.rooms
-        if slots is not None and math.prod(shape) * dtype.itemsize >= LARGE:
-            made = slots.empty(shape, dtype)
-            if made is not None:
-                return made
-        return self.empty(shape, dtype)
+        return self._empty_in(self.segments or self.rooms, shape, dtype)
 
     def received(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """`empty` for what comes from elsewhere, in memory that was there for what came before, if there is some."""
+        return self._empty_in(self.rooms, shape, dtype)
+
+    def _empty_in(self, slots: Segments | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """`empty`, in a slot if it is large and there is one."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < COUNTED:
             return np.empty(shape, dtype)
-        if self.rooms is not None and nbytes >= LARGE:
-            made = self.rooms.empty(shape, dtype)
+        if nbytes >= LARGE and slots is not None:
+            made = slots.empty(shape, dtype)
             if made is not None:
                 return made
-        return self.empty(shape, dtype)
+        return self._made(nbytes, np.empty, shape, dtype)
 
     def lasting(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """`empty` for a variable, beginning at a cache line: a row of 64 bytes is then one line, not parts of two."""
@@ -143,7 +140,7 @@ class Memory:
             made = self.segments.empty(shape, dtype, steady=False)
             if made is not None:
                 return made
-        whole = self._made(nbytes, lambda: np.empty(nbytes + LINE, np.uint8))
+        whole = self._made(nbytes, np.empty, nbytes + LINE, np.uint8)
         start = -int(whole.ctypes.data) % LINE
         return whole[start : start + nbytes].view(dtype).reshape(shape)
 
@@ -161,23 +158,31 @@ class Memory:
 
     def begun(self, first: Array) -> Array:
         """`lasting` for a table that starts as ``first``: counted whole, though only what is written takes memory."""
-        return self._made(first.nbytes, lambda: pages.begun(first)).reshape(first.shape)
+        return self._made(first.nbytes, pages.begun, first).reshape(first.shape)
 
-    def _made(self, nbytes: int, make: Callable[[], Array]) -> Array:
-        """A new array that owns its memory, counted as ``nbytes``."""
+    def _made(self, nbytes: int, make: Callable[..., Array], *given: Any) -> Array:
+        """A new array that owns its memory, made of what is ``given``, counted as ``nbytes``."""
         if not self._take(nbytes):
             self.admit(nbytes)
             if not self._take(nbytes):  # somebody else took it meanwhile
                 raise ResourceError(f"no memory for {amount(nbytes)} more: {self.shortage()}")
         try:
-            array = self._insist(make)
-        except (MemoryError, OSError) as error:
-            self._gone.append(nbytes)
-            raise ResourceError(f"no memory for {amount(nbytes)}: {error}") from error
+            array = make(*given)
+        except (MemoryError, OSError):
+            array = self._made_again(nbytes, make, *given)
         held = _Held(array, self._dead.append)
         held.nbytes = nbytes
         self._alive[id(held)] = held
         return array
+
+    def _made_again(self, nbytes: int, make: Callable[..., Array], *given: Any) -> Array:
+        """What the system refused to make, whose limits only it knows, once more without idle memory."""
+        self.reclaim()
+        try:
+            return make(*given)
+        except (MemoryError, OSError) as error:
+            self._gone.append(nbytes)
+            raise ResourceError(f"no memory for {amount(nbytes)}: {error}") from error
 
     def add_spare(self, nbytes: int) -> None:
         """Take ``nbytes`` for a segment of which nothing is used yet. Raises `ResourceError` where they do not fit."""
@@ -202,14 +207,6 @@ class Memory:
     def spare(self, nbytes: int, *, kept: bool) -> None:
         """So many are not used any more: ``kept`` for others, or gone. May be called wherever garbage is collected."""
         (self._spared if kept else self._gone).append(nbytes)
-
-    def _insist(self, make: Callable[[], Array]) -> Array:
-        """What ``make`` makes; where the system refuses, whose limits only it knows, once more without idle memory."""
-        try:
-            return make()
-        except (MemoryError, OSError):
-            self.reclaim()
-        return make()
 
     def copy(self, array: Array) -> Array:
         """A C-contiguous copy, counted."""

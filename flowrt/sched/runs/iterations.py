@@ -283,7 +283,7 @@ class Iterations:
         if at != {asked.version}:
             raise RemoteError(f"{asked.group} was trained on from version {asked.version} to {max(at)} meanwhile")
         way = self._way(asked, epoch, asked.server, len(asked.servers))
-        gather = None if asked.gather < 0 else Closed(plans(asked.gather), asked.seed)
+        gather = None if asked.gather < 0 else Closed(plans(asked.gather), asked.seed, f"replicas of {asked.group!r}")
         apply = Closed(plans(asked.apply), asked.seed)
         lives = lambda: self._lives(way.epoch)  # noqa: E731
         server = Server(asked, apply, gather, way, lambda whole: self._end(asked.run, whole), lives)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowrt.sched.drivers.closed import checked
 from flowrt.sched.drivers.messages import AskedRows, BeginServer, Update, Wants
 
 if TYPE_CHECKING:
@@ -39,12 +38,12 @@ class _Named:
 
     def next(self) -> int:
         """The first batch after that one, 0 if there is none."""
-        return min((number for number in self.wanted if number > self.given), default=0)
+        return min(filter(self.given.__lt__, self.wanted), default=0)
 
     def give(self, number: int) -> Sequence[Any]:
         """What batch ``number`` wants, which is given now; what those before it want is forgotten."""
         self.given = number
-        for older in [other for other in self.wanted if other < number]:
+        for older in [*filter(number.__gt__, self.wanted)]:
             del self.wanted[older]
         return self.wanted[number]
 
@@ -98,19 +97,18 @@ class Gathering:
         """The rows that a batch wants; None where that takes long, and they are posted then, or has failed."""
         try:
             wanted = self._named[replica].give(number)
-            feeds = checked(wanted, self._plan.plan.feeds, f"replica {replica} of {self._role.group!r}")
-            rows = self._plan.run_now(feeds, version)
+            rows = self._plan.run_now(wanted, version)
         except Exception as error:
             self._failed(version, replica, error)
             return None
         if rows is None:
             self._taking += 1
-            self._way.tasks.start(self._take_and_post(replica, version, number, feeds))
+            self._way.tasks.start(self._take_and_post(replica, version, number, wanted))
         return rows
 
-    async def _take_and_post(self, replica: int, version: int, number: int, feeds: Sequence[Array]) -> None:
+    async def _take_and_post(self, replica: int, version: int, number: int, wanted: Sequence[Array]) -> None:
         try:
-            rows = await self._way.run_plan(self._plan, feeds, (version, replica, len(self._role.replicas)))
+            rows = await self._way.run_plan(self._plan, wanted, (version, replica, len(self._role.replicas)))
         except Exception as error:
             self._failed(version, replica, error)
         else:
