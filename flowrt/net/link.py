@@ -34,6 +34,7 @@ from flowrt.base.errors import (
 from flowrt.base.valueclass import valueclass
 from flowrt.net.wire.frames import NoRoom
 from flowrt.net.wire.messages import (
+    POSTED,
     Announce,
     DeadValue,
     Fault,
@@ -43,7 +44,6 @@ from flowrt.net.wire.messages import (
     TooLarge,
     Value,
     from_data,
-    is_posted,
     to_data,
     to_frame,
 )
@@ -255,7 +255,7 @@ class TensorLink:
 
     def _hear(self, data: Any) -> None:
         message = from_data(data)
-        if is_posted(message):
+        if type(message) in POSTED:
             self._store.posted(self.peer, message)
             return
         match message:

@@ -19,7 +19,7 @@ from flowrt.net.door.transport import Bounds
 from flowrt.net.master.master import Master
 from flowrt.net.node.node import NetworkNode
 from flowrt.net.wire.frames import frame
-from flowrt.net.wire.messages import is_posted, register_kinds
+from flowrt.net.wire.messages import POSTED, register_kinds
 from flowrt.sched.host.host import Host
 
 A, B = "/job:a/task:0", "/job:b/task:0"
@@ -194,7 +194,7 @@ async def test_tasks_and_the_client_post_to_each_other_and_to_themselves() -> No
             await until(lambda ear=ear: len(ear.heard) == 4)  # type: ignore[misc]
             assert [peer for peer, _ in ear.heard] == [sender] * 4
             for (_, got), note in zip(ear.heard, notes, strict=True):
-                assert is_posted(got)
+                assert type(got) in POSTED
                 assert got.number == note.number
                 assert np.array_equal(got.values[0], note.values[0])
             ear.heard.clear()

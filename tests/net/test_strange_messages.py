@@ -18,12 +18,12 @@ from flowrt.net.master.master import Master
 from flowrt.net.node.node import NetworkNode
 from flowrt.net.wire import briefly
 from flowrt.net.wire.frames import frame
-from flowrt.net.wire.messages import _KINDS, Carry, Drive, Enlist, Resume, is_posted, to_hello
+from flowrt.net.wire.messages import _KINDS, POSTED, Carry, Drive, Enlist, Resume, to_hello
 from flowrt.sched.host.host import Host
 
 TO_LINKS = ("Push", "Announce", "Pull", "Forget", "Value", "DeadValue", "TooLarge", "Grant", "Fault")
 TO_NODES = ("Ping", "Register", "Unregister", "Start", "Abort", "Ask", "Command", "Recruited", "Introduce")
-POSTED = tuple(name for name, kind in _KINDS.items() if is_posted(kind.of.__new__(kind.of)))
+TO_TASKS = tuple(name for name, kind in _KINDS.items() if kind.of in POSTED)
 INTEGERS = (0, 1, 2, -1, 7, 64, 4096, 70_000, 2**31, 2**62, 2**63 - 1, -(2**63), 2**64 - 1)
 STRINGS = (
     "",
@@ -65,7 +65,7 @@ def drawn(rng: random.Random, hint: Any, depth: int = 0) -> Any:
 def message(rng: random.Random, kind: str) -> tuple[Any, ...]:
     """One of that kind, or nearly so; what is asked of runs is packed within."""
     if kind == "Command" and rng.random() < 0.9:
-        return "Command", rng.choice(INTEGERS), np.frombuffer(codec.pack(message(rng, rng.choice(POSTED))), np.uint8)
+        return "Command", rng.choice(INTEGERS), np.frombuffer(codec.pack(message(rng, rng.choice(TO_TASKS))), np.uint8)
     hints = get_type_hints(_KINDS[kind].of)
     values = [drawn(rng, hints[field]) for field in _KINDS[kind].fields]
     return (kind, *values[: len(values) - (rng.random() < 0.05)])
@@ -78,7 +78,7 @@ def hello(rng: random.Random) -> tuple[tuple[str, ...], dict[str, Any]]:
     epoch = rng.choice(("e1", "e2"))
     match rng.randrange(6):
         case 0 | 1:
-            return (*TO_LINKS, *POSTED), to_hello(Carry(rng.choice(STRINGS), rng.choice(("", epoch))))
+            return (*TO_LINKS, *TO_TASKS), to_hello(Carry(rng.choice(STRINGS), rng.choice(("", epoch))))
         case 2 | 3:
             return TO_NODES, to_hello(Drive("session", epoch, peers, rng.randrange(1000), joined))
         case 4:

@@ -489,7 +489,7 @@ def renamed(value: Any, order: tuple[int, ...], servers: tuple[int, ...]) -> Any
         return replace(value, held=held, computed=pick(value.computed, order), refused=refused, taken=taken)
     book, history = value.book, []
     for ledger in value.history:
-        receipts = sorted((replace(r, replica=name[r.replica]) for r in ledger.receipts), key=lambda r: r.replica)
+        receipts = sorted((r._replace(replica=name[r.replica]) for r in ledger.receipts), key=lambda r: r.replica)
         decided = tuple(sorted(name[r] for r in ledger.decided))
         history.append(replace(ledger, decided=decided, receipts=tuple(receipts)))
     offers = tuple(replace(offer, replica=name[offer.replica]) for offer in value.quorum.offers)

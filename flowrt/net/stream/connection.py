@@ -52,6 +52,7 @@ class _Stream(asyncio.BufferedProtocol):
         self.channel = channel
         borrow = None if channel is None else channel.borrow
         self.reader = FrameReader(self._deliver, bounds.limits, allocate, work=WORK, borrow=borrow)
+        self.get_buffer = self.reader.get_buffer  # type: ignore[method-assign]
         self.inbox: deque[tuple[Message, int]] = deque()
         self.inbox_bytes = 0
         self.receiver: asyncio.Future[None] | None = None  # who waits for a message, or for the end
@@ -89,9 +90,6 @@ class _Stream(asyncio.BufferedProtocol):
         self.fail(type(error)(f"{self.peer}: {error}"))
 
     # ── called by the transport ──
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self.reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         listens = self.hearer is not None and not self.inbox and not self.closing

@@ -216,8 +216,8 @@ class FrameReader:
         """Whether the last call stopped for its work's sake."""
         return self._worked >= self._work
 
-    def get_buffer(self) -> memoryview:
-        """Where the next bytes of the stream belong; never empty."""
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Where the next bytes of the stream belong, however many come; never empty."""
         if len(self._rest) >= _DIRECT:
             return self._rest
         return self._window[self._end :] if self._end else self._window
@@ -227,7 +227,7 @@ class FrameReader:
 
         Else nothing is done, and `buffer_updated` is to be told of them.
         """
-        if self._end or not self._may_be_whole:
+        if self._end or self._header is not None or self.ended or not self._roomy:
             return None
         whole = self._whole(0, count)
         return None if whole is None or whole[1] != count else whole[0]
@@ -258,7 +258,8 @@ class FrameReader:
             self._end += count
         self._worked = 0
         while self._worked < self._work and (self._start < self._end or self._header is not None):
-            whole = self._whole(self._start, self._end) if self._may_be_whole else None
+            may_be_whole = self._header is None and not self.ended and self._roomy
+            whole = self._whole(self._start, self._end) if may_be_whole else None
             if whole is None:
                 if not self._advance():
                     break
@@ -270,11 +271,6 @@ class FrameReader:
             self._start = self._end = 0
         else:
             self._make_room()
-
-    @property
-    def _may_be_whole(self) -> bool:
-        """Whether the next frame is to be taken in one go, if it is short."""
-        return self._header is None and not self.ended and self._roomy
 
     def _take(self, message: Message, end: int) -> None:
         """Deliver the message of the next frame, which ends there."""

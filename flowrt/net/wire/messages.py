@@ -356,7 +356,8 @@ def _classes_of(hint: Any) -> tuple[type[Any], ...]:
 
 
 _KINDS: dict[str, _Kind] = {}
-_POSTED: set[type[Any]] = set()
+POSTED: set[type[Any]] = set()
+"""The kinds that tasks post to each other."""
 
 
 def register_kinds(*kinds: type[Any]) -> None:
@@ -365,12 +366,7 @@ def register_kinds(*kinds: type[Any]) -> None:
     Their fields are plain data and arrays, and tuples of such, as their annotations say.
     """
     _register(*kinds)
-    _POSTED.update(kinds)
-
-
-def is_posted(message: Any) -> bool:
-    """Whether a message is of a kind that tasks post to each other."""
-    return type(message) in _POSTED
+    POSTED.update(kinds)
 
 
 def _register(*kinds: type[Any]) -> None:

@@ -334,8 +334,8 @@ class Replica:
             self._tower,
             feeds,
             (version, role.replica, role.replicas),
-            lambda fetches: self._finish(version, fetches),
-            lambda error: self._fail(version, error),
+            partial(self._finish, version),
+            partial(self._fail, version),
             at="compute",
         )
         if self.task is not None:
@@ -359,7 +359,7 @@ class Replica:
     def _finish(self, version: int, fetches: Sequence[Array], samples: int = 0) -> None:
         """Post the update, each server's parts to it."""
         role = self.role
-        told, made = tuple([_plain(value) for value in fetches[: role.told]]), fetches[role.told :]
+        told, made = tuple(map(_plain, fetches[: role.told])), fetches[role.told :]
         self._done, ready = version, self._announce(self._used)
         times = self.watch.post(at_once=self.task is None)
         wants = self._nothing if self._asking is None else self._asking.with_update()

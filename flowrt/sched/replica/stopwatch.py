@@ -63,15 +63,10 @@ class Stopwatch:
         if phase is self.phase is Phase.INPUT:
             self.version, self.pulled, self.input, self.compute = version, self.arrived, 0.0, 0.0
         elif phase is not self.phase or version != self.version:
-            self.since = self._begin(version)
-            self.phase = phase
+            self.start(version, phase)
 
-    def start(self, version: int) -> None:
-        """``version`` has all that it needs and begins to be computed."""
-        self.since = self._begin(version)
-        self.phase = Phase.COMPUTE
-
-    def _begin(self, version: int) -> float:
+    def start(self, version: int, phase: Phase = Phase.COMPUTE) -> None:
+        """``version`` has all that it needs and begins to be computed, or what it is said to be in begins."""
         now = self.clock()
         if version != self.version:
             self.version, self.pulled, self.input = version, self.arrived, 0.0
@@ -82,7 +77,7 @@ class Stopwatch:
             self.compute += now - self.since
         elif self.phase is Phase.ROWS:
             self.pulled += now - self.since
-        return now
+        self.phase, self.since = phase, now
 
     def spares(self) -> bool:
         """Whether what is computed goes on, although a newer version has come."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -104,14 +105,11 @@ class Iterations:
 
     # ── what tasks post ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def hear(self, peer: str, message: Any) -> None:
-        """Do as ``peer`` says, if it is about a run that goes on here."""
-        if self._slowness is None:
-            self._hear(peer, message)
-        else:
-            self._slowness.receive(peer, message, lambda: self._hear(peer, message))
-
-    def _hear(self, peer: str, message: Any) -> None:
+    def hear(self, peer: str, message: Any, late: bool = False) -> None:
+        """Do as ``peer`` says, if it is about a run that goes on here: once it is ``late`` by as much as delays say."""
+        if self._slowness is not None and not late:
+            self._slowness.receive(peer, message, partial(self.hear, peer, message, True))
+            return
         kind = type(message)
         if kind in _TO_REPLICAS and message.replica >= 0:
             driver: Server | Replica | None = self._replicas.get((message.run, message.replica))

@@ -275,7 +275,7 @@ class Server:
             return verdict
         parts = unbundled(update.parts)
         if finite:
-            checked([parts[part] for part in self._expected], self._expected.values(), self._whose[replica])
+            checked([*map(parts.__getitem__, self._expected)], self._expected.values(), self._whose[replica])
         self._squares[replica] = update.square
         self._shard, verdict = shard.keep(version, replica, tuple(parts), finite)
         return verdict

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from flowrt.base.valueclass import valueclass
 
@@ -30,8 +31,7 @@ class Cause(Enum):
     LOST = "lost"  # replicas are gone
 
 
-@valueclass
-class Receipt:
+class Receipt(NamedTuple):
     """What became of ``batch`` of ``replica``, and of the tower that it was spent on.
 
     ``staleness`` is how many versions older than the one that its receipt is of it was computed from.

@@ -340,7 +340,7 @@ class OrdersAllThatIsThere(Coordinator):
 class ReceiptsAllThatIsThere(Coordinator):
     def _account(self) -> Any:
         ledger, whole = super()._account(), Standing.WHOLE
-        kept = (replace(r, outcome=Outcome.KEPT) if self.standing[r.replica] is whole else r for r in ledger.receipts)
+        kept = (r._replace(outcome=Outcome.KEPT) if self.standing[r.replica] is whole else r for r in ledger.receipts)
         return replace(ledger, receipts=tuple(kept))
 
 

@@ -102,13 +102,13 @@ class GivesBackWhatIsLate(Coordinator):
 class ReceiptsTheNextBatch(Coordinator):
     def _account(self) -> Any:
         ledger = super()._account()
-        return replace(ledger, receipts=tuple(replace(r, batch=r.batch + 1) for r in ledger.receipts))
+        return replace(ledger, receipts=tuple(r._replace(batch=r.batch + 1) for r in ledger.receipts))
 
 
 class KeepsOnReceiptWhatCameLate(Coordinator):
     def _account(self) -> Any:
         ledger = super()._account()
-        return replace(ledger, receipts=tuple(replace(r, outcome=Outcome.KEPT) for r in ledger.receipts))
+        return replace(ledger, receipts=tuple(r._replace(outcome=Outcome.KEPT) for r in ledger.receipts))
 
 
 class ExpectsMoreForEver(Coordinator):
