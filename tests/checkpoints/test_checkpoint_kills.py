@@ -233,7 +233,7 @@ FULL = """
             try:
                 session.save()
             except fr.CheckpointError as error:
-                assert "was not saved in" in str(error) and "File too large" in str(error), error
+                assert str(error).endswith(f" was not saved in {root}: [Errno 27] File too large"), error
             else:
                 raise AssertionError("it was saved")
             names = [entry.name for entry in root.iterdir()]

@@ -332,7 +332,7 @@ class Keeping:
         except MemoryError:
             raise
         except Exception as error:  # a disk, a network, or a package that speaks to one
-            raise CheckpointError(f"{self._host.task}: {error or type(error).__name__}") from error
+            raise CheckpointError(str(error) or type(error).__name__) from error
         finally:
             lane.close()
 
