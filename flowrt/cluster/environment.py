@@ -250,7 +250,7 @@ def _shares(jobs: str, ranks: int, said: str) -> list[tuple[str, int]]:
         least = " at least" if open_ones else ""
         raise GraphError(
             f"{said} make {ranks} {'rank' if ranks == 1 else 'ranks'}, and the jobs {jobs} need {needed}{least}; start "
-            "as many, or set FLOWRT_JOBS, as in FLOWRT_JOBS=ps=1,worker"
+            f"as many, or set FLOWRT_JOBS, as in FLOWRT_JOBS={'worker' if ranks == 1 else JOBS}"
         )
     return [(job, rest if count is None else int(count)) for job, count in named if count is None or int(count)]
 
@@ -271,7 +271,7 @@ def _count(environ: Environ, name: str, most: int = MOST) -> int | None:
 
 def _port(environ: Environ, otherwise: int) -> int:
     """The port of the first rank on each host."""
-    port = _count(environ, "FLOWRT_PORT")
+    port = _count(environ, "FLOWRT_PORT", 10**9)
     if port is None:
         return otherwise
     if not 1 <= port < 1 << 16:
