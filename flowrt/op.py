@@ -466,6 +466,9 @@ def lookup(name: str) -> Op:
         raise GraphError(f"no op named {name!r} is known here; {how_to_bring('it')}") from None
 
 
+PROGRAMS = frozenset({"fused", "with_epilogue"})  # ops that others are inside of
+
+
 def sizing(op: str, attrs: Mapping[str, Any], inputs: int) -> Iterator[int]:
     """Positions of those of an op's ``inputs`` whose values decide its outputs' sizes, also inside programs."""
     if op == "fused":

@@ -24,7 +24,7 @@ from flowrt.sched.host.arena import local_room
 from flowrt.sched.host.memory import amount, counted
 from flowrt.sched.loops.structured import STRUCTURED
 from flowrt.sched.machine import StepMachine
-from flowrt.sched.regions.lives import DataDependent
+from flowrt.sched.regions.lives import DataDependent, sizes_known
 from flowrt.sched.regions.recorded import Recording
 from flowrt.sched.regions.regions import READ, Name, Region, resources_of, variable_spec
 from flowrt.sched.tape.recording import residents
@@ -174,6 +174,8 @@ class _Play:
         for spec in outputs:
             if not spec.known:
                 raise DataDependent(f"{node.where()}: the shape of {spec} depends on values")
+        if not sizes_known(node, inputs):
+            raise DataDependent(f"{node.where()}: the sizes of what it computes depend on values")
         if is_alias(node.op) or node.op == "constant" or not outputs:
             self.specs.update(zip(unit.outputs, outputs, strict=True))
             if is_alias(node.op) and node.inputs[0] in self.lies:

@@ -17,6 +17,7 @@ from flowrt.base.errors import GraphError
 from flowrt.base.plan import Plan, PlanFeed
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.many import ManyStep
+from flowrt.op import PROGRAMS
 from flowrt.ops.fused import parts_of
 from flowrt.sched.footprint import Footprint, HeldTensor, predict_peak, survey
 from flowrt.sched.host.memory import amount
@@ -201,7 +202,7 @@ def _report(plan: Plan, feeds: Sequence[Spec], tapes: bool, held: int, predict: 
         f"{len(plan.nodes)} nodes, {len(plan.feeds)} feeds, {len(plan.fetches)} fetches",
         tuple(_tape(plan, region, feeds) for region in regions),
         (*missing, *(f"broken by {node.where()}, which the machine runs: {_why(node)}" for node in broken)),
-        tuple(_fusion(node) for node in plan.nodes if node.op in ("fused", "with_epilogue")),
+        tuple(_fusion(node) for node in plan.nodes if node.op in PROGRAMS),
         tuple(_loops(plan, feeds)),
         None if found.left_out else held + found.peak,
         held,

@@ -59,3 +59,23 @@ def test_the_sizes_of_what_is_fed_count_too() -> None:
         for count in COUNTS:
             got = session.run(numbers, {rows: np.ones((count, 3), "float32")})
             np.testing.assert_array_equal(got, np.arange(count))
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize": False}, {"tapes": False}], ids=str)
+def test_a_sum_of_what_is_repeated_so_often_as_a_variable_or_an_iteration_says(options: dict[str, Any]) -> None:
+    def of(count: Any) -> Any:
+        return fr.sum(fr.cos(fr.broadcast_to(row, (count, 3))) * 0.5)  # a scalar: its shape tells nothing of the count
+
+    with fr.Graph() as graph:
+        row, n = fr.placeholder("float64", (1, 3)), fr.placeholder("int64", ())
+        variable = fr.Variable(np.int64(0))
+        assign, once = variable.assign(n), of(variable.read())
+        start = (np.int64(0), np.float64(0))
+        in_turn = fr.while_loop(lambda i, _: i < n, lambda i, total: (i + 1, total + of(i)), start)[1]
+    each = np.cos(0.5) * 1.5
+    with fr.BlockingSession(graph, options=fr.Options(**options)) as session:
+        assert "peak memory unknown" in str(session.explain(once)) or options
+        step = session.compile([once, in_turn], feeds=[row, n])
+        for count in (2, 2, 2, 5, 0, 5, 2):
+            session.run(assign, {n: count})
+            np.testing.assert_allclose(step(np.full((1, 3), 0.5), count), [each * count, each * sum(range(count))])

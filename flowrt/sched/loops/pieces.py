@@ -18,6 +18,7 @@ from flowrt.base.spec import Spec, value_known
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.sched.loops.structured import COND, PURE_STRUCTURED, STATEFUL_COND
+from flowrt.sched.regions.lives import sizes_known
 from flowrt.sched.regions.regions import CONSTANT, READ, Region, regions_of, resource_of
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ def _varying(plan: Plan, nodes: Sequence[int], specs: dict[int, Spec]) -> frozen
         taken = [specs[value] for value in node.inputs]
         made = _infer(node, taken)
         specs.update(enumerate(made, starts[position]))
-        if not all(spec.known for spec in (*taken, *made)) or _varies_inside(node, taken, made):
+        alike = all(spec.known for spec in (*taken, *made)) and sizes_known(node, taken)
+        if not alike or _varies_inside(node, taken, made):
             found.add(position)
     return frozenset(found)
 

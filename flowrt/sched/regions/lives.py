@@ -16,8 +16,8 @@ import numpy as np
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.spec import Spec, value_known
 from flowrt.base.traits import Arranged, is_alias, traits_of, writes
-from flowrt.op import lookup
-from flowrt.sched.regions.regions import CONSTANT, READ, Name, Region, resources_of, variable_spec
+from flowrt.op import PROGRAMS, lookup
+from flowrt.sched.regions.regions import CONSTANT, READ, Name, Region, resources_of, size_operands, variable_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,12 +136,25 @@ def infer(node: PlanNode, inputs: Sequence[Spec]) -> tuple[Spec, ...]:
     return outputs
 
 
+def sizes_known(node: PlanNode, inputs: Sequence[Spec]) -> bool:
+    """Whether the values are known that decide how much a node computes, where its outputs' sizes need not tell.
+
+    A program may sum what it has repeated.
+    """
+    if node.op not in PROGRAMS:
+        return True
+    return all(value_known(inputs[n].value) or inputs[n].dtype.kind not in "iu" for n in size_operands(node))
+
+
 def _infer(lives: Lives, node: PlanNode) -> tuple[Spec, ...]:
     """The specs of what a node makes. What the plan found of values alike holds here; integers may yet be computed."""
+    inputs = [lives.specs[value] for value in node.inputs]
+    if not sizes_known(node, inputs):
+        raise DataDependent(f"{node.where()}: the sizes of what is computed depend on values computed beside it")
     if lives.planned.issuperset(node.inputs) and all(s.known and s.dtype.kind not in "iu" for s in node.outputs):
         return node.outputs
     try:
-        outputs = lookup(node.op).infer([lives.specs[v] for v in node.inputs], node.attrs)
+        outputs = lookup(node.op).infer(inputs, node.attrs)
     except SpecError as error:
         raise SpecError(f"{node.where()}: {error}") from None
     if len(outputs) != len(node.outputs):
