@@ -24,6 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -40,6 +41,8 @@ class ForkServer:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ, self._place = dict(environ), (sys.executable, os.getcwd())
+        self._nodes: WeakSet[ForkedNode] = WeakSet()
+        self._forking = 0
         self._asked, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with asked:
             self._process = subprocess.Popen(
@@ -55,7 +58,16 @@ class ForkServer:
         """Whether it runs where and as we do, with the same variables as far as imports read them."""
         changed = {name for name, _ in self._environ.items() ^ environ.items()}
         same = self._place == (sys.executable, os.getcwd()) and not any(name.startswith(_EARLY) for name in changed)
-        return same and self._process.poll() is None
+        return same and self.lives
+
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def idles(self) -> bool:
+        """Whether no node of it lives, or is on its way."""
+        return not self._forking and all(node.returncode is not None for node in self._nodes)
 
     async def fork(self, arguments: Sequence[str], environ: Mapping[str, str]) -> ForkedNode:
         """A node that is told ``arguments``, with these variables, and this process's stderr.
@@ -73,7 +85,12 @@ class ForkServer:
                 ours.enter_context(end)
                 its.enter_context(status)
                 socket.send_fds(self._asked, [request], [stdin.fileno(), stdout.fileno(), 2, status.fileno()])
-            node = await ForkedNode.began(held, told, end)
+            self._forking += 1
+            try:
+                node = await ForkedNode.began(held, told, end)
+            finally:
+                self._forking -= 1
+            self._nodes.add(node)
             ours.pop_all()
         return node
 
@@ -165,21 +182,32 @@ class ForkedNode(asyncio.Protocol):
 
 
 class ForkServers:
-    """The fork servers that nodes come from, each started when it is first needed."""
+    """The fork servers that nodes come from, each started when it is needed. Those used longest ago stand in front."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._servers: list[ForkServer] = []
 
     def serving(self, environ: Mapping[str, str]) -> ForkServer | None:
-        """One for nodes with these variables; None where there can be no more."""
-        for server in self._servers:
-            if server.serves(environ):
-                return server
-        if len(self._servers) == self._most or not _has_pidfds():
-            return None
-        self._servers.append(ForkServer(environ))
-        return self._servers[-1]
+        """One for nodes with these variables; None where there can be no more, as all have nodes that live."""
+        found = next((server for server in self._servers if server.serves(environ)), None)
+        if found is None:
+            if not self._most or not _has_pidfds() or not self._make_room():
+                return None
+            found = ForkServer(environ)
+        else:
+            self._servers.remove(found)
+        self._servers.append(found)
+        return found
+
+    def _make_room(self) -> bool:
+        """Close those that ended and, if there is no room yet for one more, another that has no nodes now."""
+        idle = [server for server in self._servers if not server.lives or server.idles]
+        idle.sort(key=lambda server: server.lives)
+        while idle and (not idle[0].lives or len(self._servers) == self._most):
+            self._servers.remove(server := idle.pop(0))
+            server.close()
+        return len(self._servers) < self._most
 
     def close(self) -> None:
         while self._servers:

@@ -72,14 +72,16 @@ async def test_the_end_of_a_node_is_told_with_its_exit_code_or_signal() -> None:
         assert cluster.processes[B].returncode is None
 
 
-async def test_nodes_end_with_the_process_that_they_come_from_and_are_started_again_without_it() -> None:
+async def test_nodes_end_with_the_process_that_they_come_from_and_are_started_again_from_another() -> None:
     with shared_by_none():
         async with LocalCluster(worker=2) as cluster:
             server = parent_of(cluster.processes[A].pid)
             os.kill(server, signal.SIGKILL)
             assert [await process.wait() for process in cluster.processes.values()] == [-signal.SIGKILL] * 2
-            await cluster.respawn(A)
-            assert parent_of(cluster.processes[A].pid) == os.getpid()
+            for task in (A, B):
+                await cluster.respawn(task)
+            (another,) = {parent_of(process.pid) for process in cluster.processes.values()}
+            assert another not in (server, os.getpid())
 
 
 async def test_nodes_have_the_variables_of_now_and_random_numbers_of_their_own(
@@ -110,6 +112,35 @@ async def test_clusters_of_other_variables_that_imports_read_do_not_share_a_proc
         assert servers[0] == servers[2] != servers[1]
         assert os.getpid() not in servers
     assert not any(alive(server) for server in servers)
+
+
+async def test_a_server_that_has_no_nodes_now_or_has_ended_makes_room_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def parent(threads: int) -> int:
+        async with LocalCluster(worker=1, threads=threads) as cluster:
+            return parent_of(cluster.processes[A].pid)
+
+    servers = fork_server.ForkServers(most=2)
+    monkeypatch.setattr(fork_server, "_kept", [servers])
+    try:
+        async with LocalCluster(worker=1, threads=1) as cluster:
+            first = parent_of(cluster.processes[A].pid)
+            second, third = await parent(2), await parent(3)
+            assert len({os.getpid(), first, second, third}) == 4
+            assert not alive(second)
+            assert alive(cluster.processes[A].pid)
+            async with LocalCluster(worker=1, threads=2):
+                assert await parent(3) == os.getpid()  # for both have nodes
+        end = os.pidfd_open(first)
+        os.kill(first, signal.SIGKILL)
+        await ended(end)
+        fourth = await parent(2)
+        assert fourth not in (os.getpid(), second)
+        assert await parent(3) not in (os.getpid(), third)
+        assert await parent(2) == fourth  # that it was idle, too, cost it nothing
+    finally:
+        servers.close()
 
 
 async def test_without_pidfds_and_for_what_is_too_long_nodes_are_started_by_themselves(
