@@ -76,7 +76,9 @@ async def test_nodes_end_with_the_process_that_they_come_from_and_are_started_ag
     with shared_by_none():
         async with LocalCluster(worker=2) as cluster:
             server = parent_of(cluster.processes[A].pid)
+            end = os.pidfd_open(server)
             os.kill(server, signal.SIGKILL)
+            await ended(end)
             assert [await process.wait() for process in cluster.processes.values()] == [-signal.SIGKILL] * 2
             for task in (A, B):
                 await cluster.respawn(task)
