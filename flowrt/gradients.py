@@ -65,8 +65,9 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
         reads = _plain_reads(sources)
         for nodes, captured in _dependents(graph, outputs, sources, reads):
             for node in reversed(nodes):
-                if any(partials.has(output) for output in node.outputs):
-                    _differentiate(node, partials, reads)
+                results = node.outputs if node.op.results is None else node.op.results(node)
+                if any(t is not None and partials.has(t) for t in results):
+                    _differentiate(node, results, partials, reads)
             for mine, outside in captured.items():
                 if partials.has(mine):
                     partials.add(outside, partials.total(mine))
@@ -110,8 +111,10 @@ def _sum(partials: Sequence[Any]) -> Any:
         return add_n([as_value(partial) for partial in partials]) if together is None else together
 
 
-def _differentiate(node: Node, partials: _Partials, reads: Mapping[Name, Tensor]) -> None:
-    """Carry the gradients of the outputs of ``node`` to its inputs; those of a read to its variable."""
+def _differentiate(
+    node: Node, results: Sequence[Tensor | None], partials: _Partials, reads: Mapping[Name, Tensor]
+) -> None:
+    """Carry the gradients of the ``results`` of ``node`` to its inputs; those of a read to its variable."""
     if node.op.name == READ:
         partials.add(reads[node.resources[0]], partials.total(node.outputs[0]))
         return
@@ -123,8 +126,12 @@ def _differentiate(node: Node, partials: _Partials, reads: Mapping[Name, Tensor]
         )
     with beside(node):
         carried = [
-            as_value(partials.total(t)) if partials.has(t) else None if node.op.absent_gradients else zeros_like(t)
-            for t in node.outputs
+            as_value(partials.total(t))
+            if t is not None and partials.has(t)
+            else None
+            if t is None or node.op.absent_gradients
+            else zeros_like(t)
+            for t in results
         ]
         answers = _in_tuple(node, rule(node, *carried))
         if len(answers) != len(node.inputs):

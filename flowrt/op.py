@@ -206,6 +206,7 @@ class Op:
         self.absent_gradients = (
             False  # whether the rule is given None, not zeros, for outputs that nothing came back to
         )
+        self.results: Callable[[Any], Sequence[Any]] | None = None  # of a node: what its rule takes the gradients of
         self.gradient_rule = None if gradient is ... else gradient
         self._infer = infer
         self._placed = [p.name for p in self.parameters if p.placed]

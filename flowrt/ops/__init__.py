@@ -12,6 +12,7 @@ from flowrt.ops import random as random
 from flowrt.ops.activation import *
 from flowrt.ops.comparison import *
 from flowrt.ops.contraction import *
+from flowrt.ops.custom_gradient import *
 from flowrt.ops.elementwise import *
 from flowrt.ops.flow import *
 from flowrt.ops.index import *

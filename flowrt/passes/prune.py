@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import FeedError, GraphError
 from flowrt.graph import Node, Tensor
+from flowrt.ops.custom_gradient import with_gradient
+from flowrt.ops.flow import identity
 from flowrt.passes.step import FED, Ref, StepGraph, StepNode, infer
 
 if TYPE_CHECKING:
@@ -84,9 +86,14 @@ def _needed(roots: Sequence[Node], fed: Mapping[Tensor, Ref]) -> set[int]:
         node = stack.pop()
         if node.index not in found:
             found.add(node.index)
-            stack += [t.op for t in node.inputs if t not in fed]
+            stack += [t.op for t in _looked_at(node) if t not in fed]
             stack += [n for n in node.control_inputs if not _replaced(n, fed)]
     return found
+
+
+def _looked_at(node: Node) -> Sequence[Tensor]:
+    """The inputs that a step computes with: those that a gradient's rule alone needs are none."""
+    return node.inputs[:1] if node.op is with_gradient else node.inputs
 
 
 def _replaced(node: Node, fed: Mapping[Tensor, Ref]) -> bool:
@@ -105,14 +112,15 @@ def _cut_out(nodes: Sequence[Node], fed: Mapping[Tensor, Ref], feed_specs: Seque
     for node in nodes:
         if node.op.name == "placeholder":
             raise FeedError(f"placeholder {node.name!r} ({node.site}) needs a value: feed {node.outputs[0].spec}")
-        refs = tuple([fed.get(t) or (t.op.index, t.index) for t in node.inputs])
+        op, attrs = (identity, {}) if node.op is with_gradient else (node.op, node.attrs)
+        refs = tuple([fed.get(t) or (t.op.index, t.index) for t in _looked_at(node)])
         awaited = [n.index for n in node.control_inputs if not _replaced(n, fed)] if node.control_inputs else ()
         control = tuple(dict.fromkeys(awaited)) if awaited else ()
         specs = tuple([t.spec for t in node.outputs])
-        made = StepNode(node.index, node.op, node.name, refs, specs, node.attrs, control, node.site)
+        made = StepNode(node.index, op, node.name, refs, specs, attrs, control, node.site)
         if changed and not changed.keys().isdisjoint(refs):
-            again = infer(made, [changed.get(r, t.spec) for r, t in zip(refs, node.inputs, strict=True)])
+            again = infer(made, [changed.get(r, t.spec) for r, t in zip(refs, _looked_at(node), strict=True)])
             changed |= {(node.index, i): s for i, s in enumerate(again) if s != specs[i]}
-            made = StepNode(node.index, node.op, node.name, refs, again, node.attrs, control, node.site)
+            made = StepNode(node.index, op, node.name, refs, again, attrs, control, node.site)
         out[node.index] = made
     return out
