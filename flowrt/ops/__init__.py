@@ -14,6 +14,7 @@ from flowrt.ops.comparison import *
 from flowrt.ops.contraction import *
 from flowrt.ops.custom_gradient import *
 from flowrt.ops.elementwise import *
+from flowrt.ops.entries import *
 from flowrt.ops.flow import *
 from flowrt.ops.index import *
 from flowrt.ops.linalg import *

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
+from flowrt.ops import entries
 
 CUBE = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -17,6 +18,10 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "rows": lambda t: fr.take(CUBE, fr.stack([t, t])),
     "columns": lambda t: fr.take(CUBE, fr.stack([t]), axis=1),
     "entries": lambda t: fr.take(TABLE, fr.stack([t, t, t]), axis=-1),
+    "entries of each line": lambda t: fr.take_along_axis(TABLE, fr.stack([fr.stack([t])] * 4), axis=1),
+    "columns of each line": lambda t: fr.take_along_axis(TABLE, fr.stack([fr.stack([t, t, t])]), axis=0),
+    "sums of entries": lambda t: entries.add_along_axis(TABLE[:, :1], fr.stack([fr.stack([t])] * 4), (4, 3), 1),
+    "sums of columns": lambda t: entries.add_along_axis(TABLE[:1], fr.stack([fr.stack([t, t, t])]), (4, 3), 0),
     "embedding": lambda t: fr.nn.embedding_lookup(TABLE, fr.stack([t])),
     "shards": lambda t: fr.nn.embedding_lookup([TABLE, TABLE], fr.stack([t])),
     "bag": lambda t: fr.mean(fr.take(TABLE, fr.stack([fr.stack([t, t]), fr.stack([t, t])])), axis=1),

@@ -39,6 +39,7 @@ def image(x: Any) -> Any:
 
 HIGHER: list[tuple[str, Callable[[Any], Any]]] = [
     ("take", lambda x: fr.square(fr.take(x, [2, 0, 2]))),
+    ("take_along_axis", lambda x: fr.square(fr.take_along_axis(x, [[2, 0, 2]], 1)) * x[:, :1]),
     ("matmul", lambda x: fr.matmul(x, fr.matmul(x, x, transpose_a=True), transpose_b=True)),
     ("matmul of vectors", lambda x: fr.matmul(x, x[0] * x[1])),
     ("conv2d", lambda x: fr.square(fr.nn.conv2d(image(x), FILTERS, padding="SAME"))),
@@ -88,6 +89,10 @@ MISFITS: list[tuple[str, Callable[[], Any], str]] = [
     ("take axis", lambda: fr.take(X, [0], axis=2), "axis 2 is not among the 2 axes"),
     ("take of none", lambda: fr.take(X[:0], [0]), "which is empty"),
     ("scatter", lambda: fr.scatter_add(X, [0], (4, 3)), "must be float32[1,3], got float32[2,3]"),
+    ("along", lambda: fr.take_along_axis(X, [0, 1]), "indices of float32[2,3] must have 2 axes, too, got int64[2]"),
+    ("beside", lambda: fr.take_along_axis(X, [[0]] * 3), "float32[2,3] and indices int64[3,1] must have equal sizes"),
+    ("of none", lambda: fr.take_along_axis(X[:, :0], [[0]]), "nothing can be taken from axis -1 of float32[2,0]"),
+    ("axes", lambda: fr.take_along_axis(X, [[0]], (0, 1)), "axis is an integer"),
     ("depth", lambda: fr.one_hot([1], -1), "depth must be an integer from 0 up"),
     ("conv rank", lambda: fr.nn.conv2d(X, X), "4 axes (batch, height, width, channels), got float32[2,3]"),
     ("conv channels", lambda: fr.nn.conv2d(IMAGES, IMAGES[:1, :1]), "cannot convolve"),

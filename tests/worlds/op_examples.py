@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from example import Example, bools, integers, normal, positive
 from op_examples_control import CONTROL
+from op_examples_entries import ENTRIES
 from op_examples_fused import EPILOGUES, FUSED
 from op_examples_nn import INDEX, LINALG, LSTM, NN, RANDOM
 from op_examples_precision import PRECISION
@@ -484,6 +485,7 @@ EXAMPLES: Sequence[Example] = [
     *INDEX,
     *LSTM,
     *LINALG,
+    *ENTRIES,
     *FUSED,
     *EPILOGUES,
     *NN,

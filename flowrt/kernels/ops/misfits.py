@@ -44,6 +44,8 @@ _CHOOSING = {
     "take": _Choosing(1, _along),
     "bag": _Choosing(1, lambda operands, _: operands[0].shape[0]),
     "scatter_add": _Choosing(1, _scattered),
+    "take_along_axis": _Choosing(1, _along),
+    "add_along_axis": _Choosing(1, _scattered),
     "group_rows": _Choosing(0, lambda _, attrs: attrs["size"]),
     "route_rows": _Choosing(0, lambda operands, _: operands[1].flat[-1]),
     "take_parts": _Choosing(-1, lambda _, attrs: attrs["bounds"][-1]),
