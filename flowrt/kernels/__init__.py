@@ -15,11 +15,9 @@ from flowrt.kernels.ops import (
     index,
     linalg,
     moments,
-    parts,
     precision,
     random,
     reduce,
-    routing,
     rows,
     shape,
     slices,
@@ -28,6 +26,7 @@ from flowrt.kernels.ops import (
 )
 from flowrt.kernels.ops.nn import conv, pooling, recurrent, recurrent_on_cuda, softmax, softmax_on_cuda
 from flowrt.kernels.ops.nn import entropy as nn
+from flowrt.kernels.ops.shards import parts, routing
 
 __all__ = [
     "activation",

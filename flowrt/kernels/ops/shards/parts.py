@@ -12,7 +12,7 @@ import numpy as np
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, Form, View, host_only, kernel, natural, require_kernel
 from flowrt.kernels.launch import Application, LaunchStep, apply_kernel
-from flowrt.kernels.ops.routing import BLOCK, rows_within
+from flowrt.kernels.ops.shards.routing import BLOCK, rows_within
 from flowrt.kernels.ops.slices import ABSENT, OUT_OF_RANGE, find_groups, lay_groups, table_bits
 from flowrt.kernels.tiles.rowmoves import AHEAD, fetch, move_bytes
 
