@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import located
-from flowrt.base.spec import Shape, Spec, normal_axes, pair, sliding
+from flowrt.base.spec import Shape, Spec, pair, sliding
 from flowrt.base.traits import Contraction
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
-from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
+from flowrt.ops.elementwise import astype, negative, relu, sigmoid, tanh
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged
 from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding, embedding_lookup, layer_norm
 from flowrt.ops.linalg import check_bias
@@ -23,6 +23,7 @@ from flowrt.ops.precision import as_product
 from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
+from flowrt.ops.softmax import log_softmax, softmax, softmax_slope
 from flowrt.ops.source import ones_like, shape_of
 from flowrt.typed import op
 
@@ -279,31 +280,6 @@ def avg_pool2d_spread(
     return out
 
 
-@op(gradient=lambda node, dy: (_softmax_slope(node.outputs[0], dy, node.attrs["axis"]),))
-def softmax(x: Operand, axis: int = -1, *, name: str | None = None) -> Result:
-    """``exp(x)`` over its sum along ``axis``, computed without overflow; of integers in float64."""
-    return _along(x, axis)
-
-
-def _along(x: Spec, axis: Any) -> Spec:
-    if isinstance(axis, bool) or not isinstance(axis, int):
-        raise SpecError(f"axis must be one integer, got {axis!r}")
-    if x.dims is not None:
-        normal_axes(axis, x.rank)
-    return as_float(x)
-
-
-def _softmax_slope(y: Any, dy: Any, axis: Any) -> Any:
-    """The gradient for the input of a softmax whose result is ``y``."""
-    return y * (dy - sum(dy * y, axis, True))
-
-
-@op(gradient=lambda node, dy: (dy - exp(node.outputs[0]) * sum(dy, node.attrs["axis"], True),))
-def log_softmax(x: Operand, axis: int = -1, *, name: str | None = None) -> Result:
-    """The logarithm of `softmax`, computed without overflow or loss; of integers in float64."""
-    return _along(x, axis)
-
-
 @located("softmax_cross_entropy")
 def softmax_cross_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> TensorOrArray:
     """The cross entropy between ``labels`` and the softmax of ``logits`` [..., classes], per example: [...].
@@ -365,7 +341,7 @@ def _slope(logits: Spec, examples: Spec, dy: Spec) -> Shape | None:
 def class_cross_entropy_slope_grad(node: Node, d: Tensor) -> tuple[Any, ...]:
     logits, labels, dy = node.inputs
     each = class_cross_entropy_slope(logits, labels, ones_like(dy))
-    return _softmax_slope(softmax(logits), d, -1) * expand_dims(dy, -1), None, sum(d * each, -1)
+    return softmax_slope(softmax(logits), d, -1) * expand_dims(dy, -1), None, sum(d * each, -1)
 
 
 @op(promote=True)
@@ -394,7 +370,7 @@ def cross_entropy_slope(logits: Operand, labels: Operand, dy: Operand) -> Result
 def cross_entropy_slope_grad(node: Node, d: Tensor) -> tuple[Any, ...]:
     logits, labels, dy = node.inputs
     likely, each, weight = softmax(logits), expand_dims(dy, -1), sum(labels, -1, True)
-    dlogits = _softmax_slope(likely, d, -1) * (each * weight)
+    dlogits = softmax_slope(likely, d, -1) * (each * weight)
     return dlogits, each * (sum(d * likely, -1, True) - d), sum(d * (likely * weight - labels), -1)
 
 
