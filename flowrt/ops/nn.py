@@ -14,6 +14,7 @@ from flowrt.base.locating import located
 from flowrt.base.spec import Shape, Spec, pair, sliding
 from flowrt.base.traits import Contraction
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
+from flowrt.ops.attention import attention
 from flowrt.ops.elementwise import astype, negative, relu, sigmoid, tanh
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged
 from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding, embedding_lookup, layer_norm
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from flowrt.typed import Operand, Result
 
 __all__ = [
+    "attention",
     "avg_pool2d",
     "batch_norm",
     "bias_add",

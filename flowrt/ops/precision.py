@@ -102,6 +102,11 @@ def _products_of(dtype: str | None) -> Iterator[None]:
         rounding.reset(token)
 
 
+def precision_in_force() -> str:
+    """What `mixed_precision` was told, here."""
+    return next((dtype for dtype, rounded in _ROUNDED.items() if rounded is rounding.get()), "float32")
+
+
 def _rounded_to(dtype: str) -> Callable[[Any, Sequence[Any]], list[Any]]:
     narrow, widen = WAYS[dtype]
 

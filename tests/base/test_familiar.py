@@ -55,7 +55,7 @@ TYPED = {
         "CrossEntropyLoss": "softmax_cross_entropy",
         "Linear": "matmul",
         "relu6": "fr.clip(x, 0, 6)",
-        "attention": "transpose_b=True",
+        "scaled_dot_product_attention": "fr.nn.attention(q, k, v, mask, causal=True)",
         "gru": "fr.scan",
         "huber": "fr.where",
         "ConvTranspose2d": "fr.gradients(fr.nn.conv2d(images, filters, strides), images, x)[0]",

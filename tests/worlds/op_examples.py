@@ -15,6 +15,7 @@ from example import Example, bools, integers, normal, positive
 from op_examples_control import CONTROL
 from op_examples_entries import ENTRIES
 from op_examples_fused import EPILOGUES, FUSED
+from op_examples_layers import LAYERS
 from op_examples_nn import INDEX, LINALG, LSTM, NN, RANDOM
 from op_examples_precision import PRECISION
 from op_examples_state import FLOW, STATE
@@ -489,6 +490,7 @@ EXAMPLES: Sequence[Example] = [
     *FUSED,
     *EPILOGUES,
     *NN,
+    *LAYERS,
     *RANDOM,
     *STATE,
     *FLOW,

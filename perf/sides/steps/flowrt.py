@@ -274,15 +274,14 @@ def many_rows(a: Settings) -> Side:
 
 
 def gpt(a: Settings) -> Side:
-    batch, values, mask = h.gpt_batch(), h.gpt(), h.gpt_mask()
+    batch, values = h.gpt_batch(), h.gpt()
     length, heads, width = h.GPT_LENGTH, h.GPT_HEADS, h.GPT_WIDTH
     h.imported()
 
     def attend(z: Any, w_qkv: Any, w_out: Any) -> Any:
         parted = fr.reshape(z @ w_qkv, (-1, length, 3, heads, width // heads))
         q, k, v = (fr.transpose(parted[:, :, i], (0, 2, 1, 3)) for i in range(3))
-        scores = fr.matmul(q, k, transpose_b=True) * (heads / width) ** 0.5 + mask
-        mixed = fr.transpose(fr.nn.softmax(scores) @ v, (0, 2, 1, 3))
+        mixed = fr.transpose(fr.nn.attention(q, k, v, causal=True), (0, 2, 1, 3))
         return fr.reshape(mixed, (-1, length, width)) @ w_out
 
     def loss_of(p: Any, words: Any, following: Any) -> Any:
