@@ -123,19 +123,20 @@ def measured(case: Case) -> Iterator[tuple[str, float, tuple[float, float]]]:
     batches = [case.draw(case.rows, case.bags * case.size).astype(np.int32) for _ in range(BATCHES)]
     many, row = case.bags * case.size, case.columns * dtype.itemsize
     rows, means = np.empty((many, case.columns), dtype), np.empty((case.bags, case.columns), dtype)
-    gathers = [Kernel("take", [held, ids], [rows], axis=0) for ids in batches]
+    gathers = [Kernel("take", [held, ids], [rows], axis=0, absent=False) for ids in batches]
     yield "take", many * row, measure(gathers)
     np.testing.assert_array_equal(rows, held[batches[(COLD_RUNS - 1) % BATCHES]])
     yield "NumPy take", many * row, measure([_taking(held, ids, rows) for ids in batches])
     shaped = [ids.reshape(case.bags, case.size) for ids in batches]
-    yield "bag", many * row, measure([Kernel("bag", [held, ids], [means], axes=1, mean=True) for ids in shaped])
+    how = {"axes": 1, "mean": True, "absent": False}
+    yield "bag", many * row, measure([Kernel("bag", [held, ids], [means], **how) for ids in shaped])
     expected = held[shaped[(COLD_RUNS - 1) % BATCHES]].mean(1)
     np.testing.assert_allclose(means, expected, rtol=1e-4, atol=1e-5)
 
     values, number = RNG.standard_normal(means.shape).astype(dtype), np.int64(case.bags)
     groups = [np.empty(3 * many + 2, np.int32) for _ in batches]
     grouping = [
-        Kernel("group_rows", [ids, np.asarray(number)], [made], size=case.rows)
+        Kernel("group_rows", [ids, np.asarray(number)], [made], size=case.rows, absent=False)
         for ids, made in zip(batches, groups, strict=True)
     ]
     yield "group (of indices)", many * 4, measure(grouping)

@@ -17,7 +17,7 @@ ROWS = 400
 async def stepped(partition: Any, cluster: Any, columns: int, dtype: str, make: Any) -> list[Array]:
     """What steps on rows drawn unevenly come to: of none, of one part alone, many times the same, in two lookups."""
     with fr.Graph(seed=5) as graph:
-        ids, others = fr.placeholder("int64", (None,)), fr.placeholder("int32", (None, 2))
+        ids, others = fr.placeholder("int64", (None,)), fr.placeholder("int32", (None, 9))
         with fr.device("/job:ps" if cluster else ""):
             start = fr.random.normal((ROWS, columns), seed=3, dtype=dtype)
             table = fr.Variable(start, name="table", partition=partition)
@@ -30,13 +30,13 @@ async def stepped(partition: Any, cluster: Any, columns: int, dtype: str, make: 
         for count, low, high in draws:
             fed = {
                 ids: given.integers(low, high, count),
-                others: given.integers(low, high, (count // 2, 2)).astype("int32"),
+                others: given.integers(low, high, (count // 2, 9)).astype("int32"),
             }
             for step in steps:
                 seen += await session.run([rows, bags, step], fed)
         seen.append(await session.run(table))
         with pytest.raises(fr.FlowrtError, match="an index is out of range"):
-            await session.run([rows, steps[0]], {ids: np.array([0, ROWS]), others: np.zeros((0, 2), "int32")})
+            await session.run([rows, steps[0]], {ids: np.array([0, ROWS]), others: np.zeros((0, 9), "int32")})
         seen.append(await session.run(table))
         await session.reset()
     return [array for array in seen if array is not None]

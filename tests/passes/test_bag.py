@@ -9,6 +9,7 @@ import pytest
 from step_world import CPU, everywhere
 
 import flowrt as fr
+from flowrt.ops.index import bag, take
 from flowrt.ops.source import placeholder
 from flowrt.passes import compile_step
 from flowrt.session.session import Options
@@ -83,3 +84,34 @@ async def test_bags_compute_what_rows_and_their_mean_do() -> None:
             np.testing.assert_allclose(np.asarray(slopes), expected, rtol=1e-4, atol=1e-5)
             with pytest.raises(fr.FlowrtError, match="an index is out of range"):
                 await session.run(mean, {given: ids + 50})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("columns", [1, 19, 130])
+async def test_bags_are_to_the_bit_the_sums_of_rows_that_are_fetched_too(columns: int, dtype: str) -> None:
+    """Of few rows and many, which are summed in parts; and of single entries, which are summed as those of a row."""
+    rng = np.random.default_rng(columns)
+    table = rng.normal(size=(50, columns)).astype(dtype)
+    for shape, axis in [((40, 9), 1), ((9, 33), 1), ((4, 3, 5), (1, 2)), ((2, 70), 1), ((40_000,), 0), ((5, 0), 1)]:
+        ids = rng.integers(-50, 50, shape)
+        with fr.Graph() as graph:
+            given = placeholder("int64", (None,) * len(shape))
+            rows = fr.take(fr.Variable(table, name="v"), given)
+            totals = [fr.sum(rows, axis=axis), fr.mean(rows, axis=axis)]
+        async with fr.Session(graph) as session:
+            *apart, _ = await session.run([*totals, rows], {given: ids})
+            for total, want in zip(totals, apart, strict=True):
+                assert ops_of([total], [given]) == ["read_variable", "bag"]
+                np.testing.assert_array_equal(await session.run(total, {given: ids}), want)
+
+
+def test_absent_rows_are_zeros_to_a_bag() -> None:
+    table = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
+    ids = np.random.default_rng(1).integers(0, 9, (20, 11))
+    absent = np.iinfo(np.int64).min
+    ids[:, ::3] = absent
+    ids[3] = absent
+    for width in (5, 1):
+        some = table[:, :width]
+        want = fr.sum(take(some, ids, 0, True), axis=1)
+        np.testing.assert_array_equal(bag(some, ids, 1, False, True), want)

@@ -15,8 +15,8 @@ import pytest
 import flowrt as fr
 
 Array = np.ndarray[Any, Any]
-ROWS, WIDTH, REPLICAS = 400, 8, 2
-INPUTS = {"ids": fr.Spec("int32", (None, 2)), "y": fr.Spec("float32", (None, 1))}
+ROWS, WIDTH, BAG, REPLICAS = 400, 8, 7, 2
+INPUTS = {"ids": fr.Spec("int32", (None, BAG)), "y": fr.Spec("float32", (None, 1))}
 
 
 def trainer(optimizer: Any, servers: int, partition: Any = None, **more: Any) -> tuple[fr.Graph, fr.train.Replicated]:
@@ -34,7 +34,7 @@ def trainer(optimizer: Any, servers: int, partition: Any = None, **more: Any) ->
 def batches(steps: int) -> Iterator[dict[str, Array]]:
     given = np.random.default_rng(0)
     for _ in range(steps * REPLICAS):
-        ids = given.integers(0, ROWS, (16, 2)).astype("int32")
+        ids = given.integers(0, ROWS, (16, BAG)).astype("int32")
         yield {"ids": ids, "y": given.normal(size=(16, 1)).astype("float32")}
 
 
@@ -56,8 +56,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
 async def test_a_table_that_is_split_over_servers_trains_to_the_same_bits(kind: str) -> None:
     async with asyncio.timeout(120):
         want = await trained(*trainer(servers=1, **MAKERS[kind](), **HERE), 6)
-        for partition in (2, (0, 1, 399, 400)):
-            got = await trained(*trainer(servers=2, partition=partition, **MAKERS[kind](), **HERE), 6)
+        for servers, partition in ((2, 2), (2, (0, 1, 399, 400)), (3, 3)):
+            got = await trained(*trainer(servers=servers, partition=partition, **MAKERS[kind](), **HERE), 6)
             for mine, judge in zip(got, want, strict=True):
                 np.testing.assert_array_equal(mine, judge)
 

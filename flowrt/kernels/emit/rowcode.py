@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LINE = 64  # bytes; what follows a row's first two lines, the machine asks for by itself
 EARLY = 1024  # bytes: so far ahead a sum asks for what it reads, which may lie in the next row
 _WORD, _LANE, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8)
-_ZERO, _ONE = ir.Constant(_WORD, 0), ir.Constant(_WORD, 1)
+_ZERO, _ONE, _FOUR = (ir.Constant(_WORD, n) for n in (0, 1, 4))
 _AHEAD = 12  # as `rowmoves.AHEAD`
 
 # From so many bytes to so many a row is moved as parts of so many, which overlap where it is shorter
@@ -133,45 +133,105 @@ def _add_row(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
         builder.store(builder.fadd(builder.load(place), single), place)
 
 
-def _add_rows(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
-    """Columns in blocks of all vectors, then of one, then one by one."""
-    columns, done = words[5], _ZERO
+def _in_blocks(code: VectorCode, stub: Stub, columns: Any, add: Callable[[Any, int, int], None]) -> None:
+    """Have all columns of some rows added up: in blocks of all vectors, then of one, then one by one.
+
+    ``add`` is given a block's first column, and how many lanes its vectors have, and how many these are.
+    """
+    done = _ZERO
     for lanes, vectors in ((code.lanes, stub.vectors), (code.lanes, 1), (1, 1)):
         each = ir.Constant(_WORD, lanes * vectors)
         blocks = code.builder.sdiv(code.builder.sub(columns, done), each)
         with code.steps(blocks, [done], [each]) as (column,):
-            _add_block(code, stub.rows, words, column, lanes, vectors)
+            add(column, lanes, vectors)
         done = code.builder.add(done, code.builder.mul(blocks, each))
 
 
-def _add_block(code: VectorCode, index_bytes: int, words: Sequence[Any], column: Any, lanes: int, vectors: int) -> None:
-    a, step, rows, count, y, _, start = words
-    builder = code.builder
-    kind = ir.VectorType(code.element, lanes)
-    add = builder.add if isinstance(code.element, ir.IntType) else builder.fadd
+class _Sums:
+    """Sums of one ``kind``, side by side, that are held in registers; they begin as zeros."""
 
-    def at(place: Any, v: int) -> Any:
-        return builder.bitcast(code.at(place, v * lanes), kind.as_pointer())
+    def __init__(self, builder: Any, kind: ir.VectorType, count: int) -> None:
+        self._builder, self._kind = builder, kind
+        self._held = [cgutils.alloca_once(builder, kind) for _ in range(count)]
+        for held in self._held:
+            builder.store(ir.Constant(kind, None), held)
 
-    target, source = code.at(code.pointer(y), column), code.at(code.pointer(a), column)
-    numbers = code.pointer(rows, ir.IntType(8 * index_bytes))
-    sums = [cgutils.alloca_once(builder, kind) for _ in range(vectors)]
-    for total in sums:
-        builder.store(ir.Constant(kind, None), total)
-    with builder.if_then(builder.icmp_signed("!=", start, _ZERO)):
-        for v, total in enumerate(sums):
-            builder.store(builder.load(at(target, v), align=code.size), total)
-    with code.steps(count, [_ZERO], [ir.Constant(_WORD, 1)]) as (j,):
-        number = (
-            builder.sext(builder.load(code.at(numbers, j)), _WORD)
-            if index_bytes < 8
-            else builder.load(code.at(numbers, j))
-        )
-        row = code.at(source, builder.mul(number, step))
-        for v, total in enumerate(sums):
-            builder.store(add(builder.load(total), builder.load(at(row, v), align=code.size)), total)
-    for v, total in enumerate(sums):
-        builder.store(builder.load(total), at(target, v), align=code.size)
+    def add(self, number: int, more: Any) -> None:
+        held, builder = self._held[number], self._builder
+        plus = builder.add if isinstance(self._kind.element, ir.IntType) else builder.fadd
+        builder.store(plus(builder.load(held), more), held)
+
+    def load(self, target: Any) -> None:
+        """Begin with what lies at ``target``, the address of the first entry of all."""
+        for place, held in zip(self._places(target), self._held, strict=True):
+            self._builder.store(self._builder.load(place, align=_align(self._kind)), held)
+
+    def store(self, target: Any) -> None:
+        for place, held in zip(self._places(target), self._held, strict=True):
+            self._builder.store(self._builder.load(held), place, align=_align(self._kind))
+
+    def _places(self, target: Any) -> list[Any]:
+        return [_vector_at(self._builder, target, self._kind, number) for number in range(len(self._held))]
+
+
+def _vector_at(builder: Any, row: Any, kind: ir.VectorType, number: int) -> Any:
+    return builder.bitcast(builder.gep(row, [ir.Constant(_WORD, number * kind.count)]), kind.as_pointer())
+
+
+def _align(kind: ir.VectorType) -> int:
+    """Vectors lie where their entries may."""
+    return 8 if isinstance(kind.element, ir.DoubleType) else 4
+
+
+def _add_rows(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
+    a, step, rows, count, y, columns = words
+    builder, numbers = code.builder, code.pointer(rows, ir.IntType(8 * stub.rows))
+
+    def add(column: Any, lanes: int, vectors: int) -> None:
+        kind = ir.VectorType(code.element, lanes)
+        sums, source = _Sums(builder, kind, vectors), code.at(code.pointer(a), column)
+        with code.steps(count, [_ZERO], [_ONE]) as (j,):
+            number = builder.load(code.at(numbers, j))
+            row = code.at(source, builder.mul(builder.sext(number, _WORD) if stub.rows < 8 else number, step))
+            for v in range(vectors):
+                sums.add(v, builder.load(_vector_at(builder, row, kind, v), align=code.size))
+        sums.store(code.at(code.pointer(y), column))
+
+    _in_blocks(code, stub, columns, add)
+
+
+def _add_fours(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
+    rows, count, total, columns, start = words
+    builder, first = code.builder, code.pointer(rows, _WORD)
+    if isinstance(code.element, ir.IntType):
+        return
+
+    def add(column: Any, lanes: int, vectors: int) -> None:
+        narrow, wide = ir.VectorType(code.element, lanes), ir.VectorType(ir.DoubleType(), lanes)
+        sums, target = _Sums(builder, wide, vectors), code.at(code.pointer(total, ir.DoubleType()), column)
+        with builder.if_then(builder.icmp_signed("!=", start, _ZERO)):
+            sums.load(target)
+
+        def row(j: Any) -> Any:
+            return code.at(code.pointer(builder.load(code.at(first, j))), column)
+
+        def entries(row: Any, v: int) -> Any:
+            found = builder.load(_vector_at(builder, row, narrow, v), align=code.size)
+            return builder.fpext(found, wide) if narrow != wide else found
+
+        left = builder.urem(count, _FOUR)
+        with code.steps(builder.udiv(count, _FOUR), [_ZERO], [_FOUR]) as (j,):
+            some = [row(builder.add(j, ir.Constant(_WORD, n))) for n in range(4)]
+            for v in range(vectors):
+                one, two, three, four = (entries(each, v) for each in some)
+                sums.add(v, builder.fadd(builder.fadd(one, two), builder.fadd(three, four)))
+        with code.steps(left, [builder.sub(count, left)], [_ONE]) as (j,):
+            single = row(j)
+            for v in range(vectors):
+                sums.add(v, entries(single, v))
+        sums.store(target)
+
+    _in_blocks(code, stub, columns, add)
 
 
 def _add_to_rows(code: VectorCode, stub: Stub, words: Sequence[Any]) -> None:
@@ -201,7 +261,8 @@ ROW_EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many wo
     "move_rows": (6, _move_rows),
     "gather_rows": (5, _gather_rows),
     "add_row": (3, _add_row),
-    "add_rows": (7, _add_rows),
+    "add_rows": (6, _add_rows),
+    "add_fours": (5, _add_fours),
     "add_to_rows": (5, _add_to_rows),
     **SQUARE_EMITTERS,
 }

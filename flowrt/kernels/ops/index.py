@@ -17,7 +17,6 @@ from flowrt.kernels.teams.grouping import compare_rows, found_of, number_rows, p
 from flowrt.kernels.teams.standing import divided
 from flowrt.kernels.tiles.rowmoves import (
     AHEAD,
-    add_rows_by_int64,
     add_to_rows_by_int32,
     add_to_rows_by_int64,
     fetch,
@@ -26,7 +25,6 @@ from flowrt.kernels.tiles.rowmoves import (
     move_bytes,
 )
 
-PIECE = 64  # of a bag's rows, which are asked for before they are added up
 FEW, ROWS = 32, 256  # entries taken of rows that are not worth a loop of their own, and rows that stay in a near cache
 PARTS = 16  # into which the rows that are added to are cut
 WORTH_SHARING = 256  # entries added for an index, of which each part looks at all
@@ -154,68 +152,6 @@ def take_on_cuda(x: Any, indices: Any, y: Any, absent: int, run: Any) -> None:
             y[i, j, k] = 0
         else:
             y[i, j, k] = x[i, at, k]
-        entry += cuda.gridsize(1)
-
-
-def _numbers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
-    return (Spec("int64", (PIECE,)),)
-
-
-def _bagging(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-    table, indices = (spec.concrete for spec in inputs)
-    columns, many = math.prod(table[1:]), math.prod(indices[len(indices) - attrs["axes"] :])
-    bags = math.prod(indices[: len(indices) - attrs["axes"]])
-    views = (table[0], columns), (bags * many,), (bags, columns), (PIECE,)
-    words = many, int(attrs["mean"]), int(attrs["absent"])
-    return Call(tuple(View.dense(shape) for shape in views), words, units=bags)
-
-
-def _bagged_bytes(specs: Sequence[Spec]) -> int:
-    table, indices, sums = specs
-    return indices.nbytes + sums.nbytes + indices.size * table.nbytes // max(table.concrete[0], 1)
-
-
-@kernel("bag", layout=_bagging, local=_numbers, moves=_bagged_bytes)
-def bag(
-    x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, absent: int, begin: int, end: int, run: Any
-) -> None:
-    size, columns = x.shape
-    first, nbytes, last = x.ctypes.data, columns * x.itemsize, end * many - 1
-    for b in range(begin, end):
-        out = y[b]
-        for start in range(b * many, max(b * many + many, b * many + 1), PIECE):
-            count = np.uint64(0)
-            for j in range(start, min(start + PIECE, b * many + many)):
-                fetch(x, (first + np.int64(indices[np.uint64(min(j + AHEAD, last))]) * nbytes, nbytes))
-                at = row_of(indices[np.uint64(j)], size, absent)
-                if at == NO_ROW:
-                    continue
-                if at == NOT_THERE:
-                    run[0] = OUT_OF_RANGE
-                    return
-                rows[count] = at
-                count += np.uint64(1)
-            words = (first, columns, rows.ctypes.data, np.int64(count), out.ctypes.data, columns, start - b * many)
-            add_rows_by_int64(x, words)
-        if mean != 0:
-            for k in range(columns):
-                out[k] /= many
-
-
-@kernel("bag", "cuda", layout=_bagging, local=_numbers)
-def bag_on_cuda(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, absent: int, run: Any) -> None:
-    """Every thread adds up one entry of the result at a time, in the order of the indices."""
-    entry = cuda.grid(1)
-    while entry < y.size:
-        b, k = divided(entry, y.shape[1])
-        total = y.dtype.type(0)
-        for j in range(b * many, b * many + many):
-            at = row_of(indices[j], x.shape[0], absent)
-            if at == NOT_THERE:
-                run[0] = OUT_OF_RANGE
-            elif at >= 0:
-                total += x[at, k]
-        y[b, k] = total / many if mean != 0 else total
         entry += cuda.gridsize(1)
 
 

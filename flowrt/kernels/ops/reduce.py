@@ -126,6 +126,11 @@ def _columns(sizes: tuple[int, ...], last: bool) -> int:
     return together if 1 < tail <= SHORT and together >= LANES else 1
 
 
+def reduced_in_order(form: Reduced) -> bool:
+    """Whether the entries of each result are combined in their order, by fours: those of columns and of short rows."""
+    return not form.last or _columns(form.sizes, True) > 1
+
+
 def _lines(sizes: tuple[int, ...], last: bool) -> tuple[int, int]:
     """The shape of what short rows are turned around into: for each of their entries a line of those of all."""
     together = _columns(sizes, last)
@@ -286,7 +291,7 @@ def reduction(reducer: Reducer, start: int | None, finish: Any = as_it_is) -> di
 def _way(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> str:
     """Which of the kernels of a `reduction` is for these operands."""
     form = form_of(inputs, attrs)
-    return "columns" if not form.last else "short" if _columns(form.sizes, True) > 1 else "along"
+    return "columns" if not form.last else "short" if reduced_in_order(form) else "along"
 
 
 def _register(

@@ -65,7 +65,7 @@ def sum_group(values: Any, groups: Any, group: int, total: Any) -> Any:
     count, columns = (groups.size - 2) // 3, total.size
     first, last = groups[1 + group], groups[2 + group]
     order = groups.ctypes.data + (2 * count + 2 + first) * groups.itemsize
-    words = (values.ctypes.data, columns, order, last - first, total.ctypes.data, columns, 0)
+    words = (values.ctypes.data, columns, order, last - first, total.ctypes.data, columns)
     if groups.itemsize == 4:
         add_rows_by_int32(values, words)
     else:

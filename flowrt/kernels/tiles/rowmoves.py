@@ -58,10 +58,17 @@ add_row = _row_stub("add_row")
 
 add_rows_by_int32 = _row_stub("add_rows", 4, 8)
 add_rows_by_int64 = _row_stub("add_rows", 8, 8)
-"""``add_rows_by_int64(like, (a, step, rows, count, y, columns, start))``.
+"""``add_rows_by_int64(like, (a, step, rows, count, y, columns))``.
 
-``y[k] = start + sum over j < count of a[rows[j] * step + k]``, in the order of j, where ``start`` is 0, or what ``y``
-holds. ``rows`` is the address of numbers of 64 bits, or for the other one of 32. ``like`` is any array of the dtype.
+``y[k] = sum over j < count of a[rows[j] * step + k]``, in the order of j. ``rows`` is the address of numbers of 64
+bits, or for the other one of 32. ``like`` is any array of the dtype.
+"""
+
+add_fours = _row_stub("add_fours", vectors=4)
+"""``add_fours(like, (rows, count, total, columns, start))``: sums of ``count`` rows of floats, held in float64.
+
+``rows`` is the address of the rows' addresses. ``total``, so many float64, becomes ``start + ((a + b) + (c + d)) + …``,
+four rows at a time and then one by one, where ``start`` is 0, or what ``total`` holds.
 """
 
 add_to_rows_by_int32 = _row_stub("add_to_rows", 4)
