@@ -9,7 +9,6 @@ from flowrt.kernels.fusion import fused
 from flowrt.kernels.ops import (
     activation,
     along,
-    bags,
     combining,
     elementwise,
     entries,
@@ -32,7 +31,6 @@ from flowrt.kernels.ops.shards import parts, routing
 __all__ = [
     "activation",
     "along",
-    "bags",
     "combining",
     "conv",
     "elementwise",
