@@ -73,6 +73,8 @@ def _why_none(value: Any, array: np.ndarray[Any, Any]) -> str:
 
 def narrowed(array: np.ndarray[Any, Any], dtype: np.dtype[Any], fix: str = "") -> np.ndarray[Any, Any]:
     """``array`` as a ``dtype`` of no lower kind; raises `SpecError`, with a ``fix``, for an entry that is beyond it."""
+    if array.dtype == dtype:
+        return array
     with np.errstate(over="ignore"):
         found = array.astype(dtype.type)  # not the dtype: plans go by the one object that arrays share
     beyond = np.isinf(found) & np.isfinite(array) if dtype.kind == "f" else found != array
