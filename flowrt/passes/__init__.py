@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from flowrt.base.collection import held_back
 from flowrt.base.errors import PlacementError
 from flowrt.base.valueclass import valueclass
+from flowrt.passes.arrange import Arrangement, Prediction
 from flowrt.passes.bag import bag
 from flowrt.passes.bodies import rewrite_bodies
 from flowrt.passes.bundle import Bundled, bundle
@@ -31,7 +32,7 @@ from flowrt.passes.order_state import order_state
 from flowrt.passes.paddings import join_paddings
 from flowrt.passes.partition import Client, Partitioned, Transfer, partition
 from flowrt.passes.parts import take_together
-from flowrt.passes.place import Supports, place
+from flowrt.passes.place import Home, Supports, arranged, place
 from flowrt.passes.prune import prune, without_meetings
 from flowrt.passes.settle import settle
 from flowrt.passes.simplify import simplify
@@ -49,16 +50,20 @@ if TYPE_CHECKING:
     from flowrt.passes.step import StepGraph
 
 __all__ = [
+    "Arrangement",
     "Client",
     "Compiled",
     "Ends",
     "Evaluate",
     "Fusible",
+    "Home",
     "PassReport",
+    "Prediction",
     "StandIn",
     "StandIns",
     "Supports",
     "Transfer",
+    "arranged",
     "compile_step",
 ]
 
@@ -115,6 +120,7 @@ def compile_step(
     optimize: bool = True,
     client: str | None = None,
     rules: Mapping[str, str] | None = None,
+    wishes: Mapping[Home, Device] | None = None,
     ends: Ends = Ends.DEFAULT,
     stand_ins: StandIns | None = None,
     soft_placement: bool = False,
@@ -126,8 +132,9 @@ def compile_step(
     they run on CPUs. ``fusible``, asked the same way, says what may become part of one fused kernel; without it nothing
     does. ``regions`` says whether the nodes of a region run as one. ``evaluate`` computes an op on arrays, to fold
     constants. ``client`` is the task that feeds and fetches, where that is none of the devices'; without one, ``ends``
-    says where that is done. ``rules`` map patterns of names to devices. What is placed on a task of ``stand_ins`` is
-    done where these are. With ``soft_placement``, kinds of devices that are asked for are wishes.
+    says where that is done. ``rules`` map patterns of names to devices, and ``wishes`` are those of `arranged`. What is
+    placed on a task of ``stand_ins`` is done where these are. With ``soft_placement``, kinds of devices that are asked
+    for are wishes.
 
     Raises `FeedError` for a missing feed, `PlacementError`, and `GraphError` (foreign tensors, unordered writes).
     """
@@ -145,7 +152,9 @@ def compile_step(
     step = order_state(step)
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
     away: list[str] | None = [] if soft_placement else None
-    asked = place(step, devices=devices, default=default, supports=supports, rules=rules or {}, moved=away)
+    asked = place(
+        step, devices=devices, default=default, supports=supports, rules=rules or {}, moved=away, wishes=wishes
+    )
     placed = stand_in(step, asked, devices, stand_ins or {})
     placement: Mapping[int, Device] = move_gathers(step, placed, supports) if optimize else placed
     moved = 0 if placement is placed else sum(placement[i] is not device for i, device in placed.items())

@@ -20,11 +20,13 @@ from flowrt.base.device import ANYWHERE, HOST_KIND, Device
 from flowrt.base.errors import PlacementError
 from flowrt.base.plan import Plan
 from flowrt.graph import Node
+from flowrt.passes.arrange import arrange
 from flowrt.passes.looping import runs_apart
 from flowrt.passes.step import FED, StepGraph, StepNode
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Resource
+    from flowrt.passes.arrange import Arrangement, Prediction
 
 Supports: TypeAlias = Callable[[str, Sequence[np.dtype[Any]], str], bool]
 """(op name, dtypes of inputs then outputs, device kind) → whether the op runs there."""
@@ -58,14 +60,15 @@ def place(
     supports: Supports,
     rules: Mapping[str, str],
     moved: list[str] | None = None,
+    wishes: Mapping[Home, Device] | None = None,
 ) -> dict[int, Device]:
     """The device of each node of ``step``.
 
     ``rules`` map patterns of names (``embedding/*``) to devices and go before what the program says. What nothing ties
-    down follows its first input, else its first consumer, else goes to ``default``; variables always go to
-    ``default``. Raises `PlacementError` where a device does not exist, constraints conflict, or a kernel is missing;
-    but with a list of what was ``moved``, the kind of device that is asked for is a wish: what is elsewhere for want of
-    a device or kernel is told there.
+    down goes where it is among the ``wishes``, of `arranged`; without one it follows its first input, else its first
+    consumer, else goes to ``default``, and variables always go to ``default``. Raises `PlacementError` where a device
+    does not exist, constraints conflict, or a kernel is missing; but with a list of what was ``moved``, the kind of
+    device that is asked for is a wish: what is elsewhere for want of a device or kernel is told there.
     """
     chooser = _Chooser(step, tuple(devices), default, supports, moved)
     if chooser.has_no_choice and not rules and _asks_for_nothing(step.graph) and chooser.runs_all():
@@ -78,8 +81,44 @@ def place(
         family = families.get(id(known)) or families.setdefault(id(known), known.in_step())
         family.needed.append(node)
         mine[node.id] = family
+    if wishes:
+        _heed(wishes, mine.values(), chooser)
     _choose(step, mine, tied, chooser)
     return {i: chooser.within(mine[i], homes[i], node) for i, node in step.nodes.items()}
+
+
+def _heed(wishes: Mapping[Home, Device], families: Iterable[_Family], chooser: _Chooser) -> None:
+    """Have families where they are wished, if they can be."""
+    for family in families:
+        wish = next((wishes[home] for home in family.homes if home in wishes), None)
+        if family.device is None and wish is not None:
+            family.device = chooser.pick(family, (wish,))
+
+
+def arranged(
+    graph: Graph,
+    *,
+    devices: Sequence[Device],
+    default: Device,
+    supports: Supports,
+    rules: Mapping[str, str],
+    prediction: Prediction,
+) -> Arrangement:
+    """Where what nothing ties down is predicted to be done soonest, for all steps of ``graph``.
+
+    The parts of variables that are split go to as many tasks as they would otherwise. Raises as `place` does.
+    """
+    chooser = _Chooser(StepGraph(graph, {}, (), (), (), ()), tuple(devices), default, supports)
+    homes, tied = _ties(graph, rules)
+    spread = _spread(graph, tied, chooser)
+    first = {id(family): next(iter(family.homes)) for family in tied.values()}
+
+    def able(home: Home) -> Sequence[Device]:
+        family = tied[home]
+        part = next((spread[each] for each in family.homes if each in spread), None)
+        return chooser.able(family) if part is None else (part,)
+
+    return arrange(graph, [first[id(tied[home])] for home in homes], able, prediction)
 
 
 def _asks_for_nothing(graph: Graph) -> bool:
@@ -314,6 +353,12 @@ class _Chooser:
             if all(self._runs(node, device.kind or "") for node in nodes):
                 return device
         return next(self._by_preference(candidates, (*preferred, self._default)))
+
+    def able(self, family: _Family) -> list[Device]:
+        """Where all of a family runs, in whichever step, or as much of it as may be; the default's task first."""
+        candidates = list(dict.fromkeys(self._by_preference(self._candidates(family), (self._default,))))
+        nodes = [node for home in family.homes.values() for node in home]
+        return [d for d in candidates if all(self._runs(n, d.kind or "") for n in nodes)] or candidates[:1]
 
     def spreading(self, family: _Family) -> list[Device]:
         """A device of each task that the parts of a variable may be spread over, in order."""

@@ -14,6 +14,7 @@ import numpy as np
 from flowrt.base.device import CLIENT, Device
 from flowrt.base.errors import FlowrtError, GraphError, InternalError, LinkBroken, NodeLost, user_site
 from flowrt.passes.needs import can_do_without
+from flowrt.placement import Auto
 from flowrt.progress import Activity
 from flowrt.sched.host.lanes import Lanes
 from flowrt.sched.warming import warm
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from flowrt.net.door.tls import Keys
     from flowrt.net.master.master import Master
     from flowrt.net.master.meeting import Spares
-    from flowrt.passes import Compiled, StandIn, StandIns
+    from flowrt.passes import Arrangement, Compiled, StandIn, StandIns
     from flowrt.placement import Rules
     from flowrt.sched.host.memory import MemoryStatistics
     from flowrt.sched.host.rendezvous import Listener
@@ -54,6 +55,7 @@ class ClusterRunner:
         self._fresh: set[Registered] = set()  # steps that have not run yet
         self.keepers: list[CopyKeeper] = []
         self._stand_ins: StandIns = {}
+        self.arrangement: Arrangement | None = None
 
     @property
     def devices(self) -> Sequence[Device]:
@@ -200,11 +202,11 @@ async def open_cluster(
     """
     from flowrt.net.master.master import Master  # a session in one process needs no network
 
-    asked = () if rules is None else tuple(rules.devices.values())
     spec = getattr(cluster, "spec", cluster)
     if not hasattr(spec, "tasks"):
         raise GraphError(f"{user_site()}: a session's cluster is an fr.ClusterSpec or fr.LocalCluster, not {cluster!r}")
     tasks = spec.tasks()
+    asked = () if rules is None else tuple(tasks) if isinstance(rules, Auto) else tuple(rules.devices.values())
     token, keys = _secrets(cluster, tls)
     spares = partial(can_do_without, graph, asked)
     master = Master(tasks, token, tls=keys, name=name, spares=spares)

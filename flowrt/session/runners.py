@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,9 +23,11 @@ from flowrt.base.errors import (
 from flowrt.base.spec import Spec
 from flowrt.base.traits import is_alias
 from flowrt.kernels.store.building import build_standard_kernels
-from flowrt.passes import Compiled, Ends, compile_step
+from flowrt.passes import Arrangement, Compiled, Ends, PassReport, Prediction, arranged, compile_step
+from flowrt.placement import Auto
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host, RunContext
+from flowrt.sched.regions.cost import predict, predict_apart
 from flowrt.sched.runs.loopback import Loopback
 from flowrt.session.eager import evaluate
 
@@ -132,6 +135,9 @@ class Runner(Protocol):
     def client(self) -> str | None:
         """The task that feeds and fetches, where that is none of the devices'."""
 
+    arrangement: Arrangement | None
+    """What `fr.placement.Auto` has chosen, once for all steps."""
+
     @property
     def tapes(self) -> bool:
         """Whether regions run as tapes."""
@@ -234,6 +240,8 @@ def compile_for(
     known = devices
     if standing or there:
         known = [d for d in runner.known_devices if d in devices or d.host in standing or d.host in there]
+    rules = placement.devices if placement else {}
+    arrangement = _arrangement(runner, graph, placement) if isinstance(placement, Auto) else None
     try:
         compiled = compile_step(
             graph,
@@ -248,7 +256,8 @@ def compile_for(
             evaluate=evaluate,
             optimize=optimize,
             client=runner.client if ends is None else None,
-            rules=placement.devices if placement else {},
+            rules=rules,
+            wishes=arrangement.devices if arrangement else None,
             ends=ends or Ends.DEFAULT,
             stand_ins=standing,
             soft_placement=runner.soft_placement,
@@ -264,7 +273,29 @@ def compile_for(
     if compiled.moved:
         more = len(compiled.moved) - MOST_MOVED
         _log.warning("%s%s", "; ".join(compiled.moved[:MOST_MOVED]), f"; and {more} more" if more > 0 else "")
-    return compiled
+    if arrangement is None:
+        return compiled
+    predicted = {"µs predicted": arrangement.seconds, "µs on one device": arrangement.alone}
+    report = PassReport("arrange", {what: round(1e6 * seconds) for what, seconds in predicted.items()})
+    return replace(compiled, report=(report, *compiled.report))
+
+
+def _arrangement(runner: Runner, graph: Graph, auto: Auto) -> Arrangement:
+    """Where `fr.placement.Auto` has the nodes of ``graph``: found for the runner's first step, and kept."""
+    if runner.arrangement is None:
+        runner.arrangement = arranged(
+            graph,
+            devices=runner.known_devices,
+            default=runner.devices[0],
+            supports=supports,
+            rules=auto.devices,
+            prediction=Prediction(_cost, auto.profile, auto.bandwidth, auto.latency),
+        )
+    return runner.arrangement
+
+
+def _cost(op: str, specs: Sequence[Spec], kind: str) -> float:
+    return (predict if kind == HOST_KIND else predict_apart)(op, specs)
 
 
 class LocalRunner:
@@ -289,6 +320,7 @@ class LocalRunner:
         self.keepers: list[CopyKeeper] = []
         self.stand_ins: StandIns = {}
         self.client: str | None = None
+        self.arrangement: Arrangement | None = None
 
     @property
     def lost(self) -> frozenset[str]:

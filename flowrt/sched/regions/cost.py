@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 BYTES_PER_SECOND = 4e9  # one core reading and writing memory
 FLOPS_PER_SECOND = 60e9  # one core in register tiles
 SECONDS_PER_STEP = 50e-9
+APART_BYTES, APART_FLOPS, APART_STEP = 1e12, 1e13, 1e-5  # of a device with memory of its own, as a GPU
 
 
 @dataclass(slots=True)
@@ -39,6 +40,13 @@ class Cost:
         """A rough guess of the seconds that all that was added takes."""
         moving, computing = self.nbytes / BYTES_PER_SECOND, self.flops / FLOPS_PER_SECOND
         return moving + computing + self.launches * SECONDS_PER_STEP
+
+
+def predict_apart(op: str, specs: Sequence[Spec]) -> float:
+    """As `predict`, on a device with memory of its own."""
+    cost = Cost()
+    cost.add(op, specs, 1)
+    return cost.nbytes / APART_BYTES + cost.flops / APART_FLOPS + APART_STEP
 
 
 def predict(op: str, specs: Sequence[Spec]) -> float:
