@@ -16,6 +16,7 @@ from flowrt.base.traits import Contraction
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.attention import attention
 from flowrt.ops.elementwise import astype, negative, relu, sigmoid, tanh
+from flowrt.ops.gru import gru
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged
 from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding, embedding_lookup, layer_norm
 from flowrt.ops.linalg import check_bias
@@ -44,6 +45,7 @@ __all__ = [
     "embedding",
     "embedding_lookup",
     "gelu",
+    "gru",
     "layer_norm",
     "leaky_relu",
     "log_softmax",

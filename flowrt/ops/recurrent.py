@@ -52,8 +52,8 @@ def lstm_steps(
     if x.dtype.kind != "f":
         raise SpecError(f"lstm computes on floats, got {x}; use astype")
     units = _units(h, c, w_h, bias)
-    steps, batch, width = _sizes("x", x, (None, None, None))
-    batch = batch or _sizes("h", h, (batch, units))[0] or _sizes("c", c, (batch, units))[0]
+    steps, batch, width = known_sizes("lstm", "x", x, (None, None, None))
+    batch = batch or known_sizes("lstm", "h", h, (batch, units))[0] or known_sizes("lstm", "c", c, (batch, units))[0]
     four = None if units is None else GATES * units
     for what, spec, sizes in (
         ("h", h, (batch, units)),
@@ -62,7 +62,7 @@ def lstm_steps(
         ("w_h", w_h, (units, four)),
         ("bias", bias, (four,)),
     ):
-        _sizes(what, spec, sizes)
+        known_sizes("lstm", what, spec, sizes)
     every, state = Spec(x.dtype, (steps, batch, units)), Spec(x.dtype, (batch, units))
     return every, state, state, every, Spec(x.dtype, (steps, batch, None if units is None else KEPT * units))
 
@@ -76,11 +76,12 @@ def _units(h: Spec, c: Spec, w_h: Spec, bias: Spec) -> int | None:
     return None
 
 
-def _sizes(what: str, spec: Spec, wanted: tuple[int | None, ...]) -> tuple[int | None, ...]:
+def known_sizes(layer: str, what: str, spec: Spec, wanted: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """What is known of the sizes of an operand of a layer, which must be as ``wanted``."""
     if spec.dims is None:
         return wanted
     if not agree(spec.dims, wanted):
-        raise SpecError(f"{what} of lstm must be {Spec(spec.dtype, wanted)}, got {spec}")
+        raise SpecError(f"{what} of {layer} must be {Spec(spec.dtype, wanted)}, got {spec}")
     return tuple(n if m is None else m for n, m in zip(spec.dims, wanted, strict=True))
 
 

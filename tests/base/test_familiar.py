@@ -56,7 +56,7 @@ TYPED = {
         "Linear": "matmul",
         "relu6": "fr.clip(x, 0, 6)",
         "scaled_dot_product_attention": "fr.nn.attention(q, k, v, mask, causal=True)",
-        "gru": "fr.scan",
+        "GRUCell": "fr.nn.gru(x, h, w_x, w_h, bias)",
         "huber": "fr.where",
         "ConvTranspose2d": "fr.gradients(fr.nn.conv2d(images, filters, strides), images, x)[0]",
         "Upsample": "fr.take(x, np.arange(n * size) // n, axis)",

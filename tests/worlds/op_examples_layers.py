@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from example import Example, normal
 
@@ -15,6 +17,32 @@ def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | Non
     scores = scores if mask is None else scores + mask
     power = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e300))
     return (power / np.maximum(power.sum(-1, keepdims=True), 1e-300) @ v).astype(q.dtype)
+
+
+def recurrent(x: np.ndarray, h: np.ndarray, w_x: np.ndarray, w_h: np.ndarray, bias: np.ndarray, after: bool) -> Any:
+    """A layer of gated recurrent units."""
+    b_x, b_h = bias if bias.ndim == 2 else (bias, 0 * bias)
+    outputs, units = np.zeros((len(x), *h.shape), x.dtype), h.shape[1]
+    for t, now in enumerate(x):
+        given, own = now @ w_x + b_x, h @ w_h + b_h
+        r, z = (1 / (1 + np.exp(-part)) for part in np.split((given + own)[:, : 2 * units], 2, 1))
+        reset = r * own[:, 2 * units :] if after else (r * h) @ w_h[:, 2 * units :] + b_h[2 * units :]
+        h = outputs[t] = (1 - z) * np.tanh(given[:, 2 * units :] + reset) + z * h
+    return outputs, h
+
+
+def _gru(steps: int, batch: int, width: int, units: int, both: bool, after: bool) -> Example:
+    shapes = [(steps, batch, width), (batch, units), (width, 3 * units), (units, 3 * units)]
+    shapes.append((2, 3 * units) if both else (3 * units,))
+    return Example(
+        "loop",
+        lambda *given: fr.nn.gru(*given, reset_after=after),
+        tuple(normal(*shape, seed=seed) for seed, shape in enumerate(shapes)),
+        lambda *given: recurrent(*given, after),
+        margin=1e-5,
+        open_sizes=False,  # the weights' are known
+        note=f"gru-{steps}-{both}-{after}",
+    )
 
 
 MANY = attention.KEPT + 1
@@ -34,4 +62,7 @@ LAYERS = [
         margin=1e-5,
         open_sizes=False,  # else it is one block
     ),
+    *[_gru(3, 2, 4, 5, both, after) for both in (False, True) for after in (False, True)],
+    _gru(0, 2, 4, 5, False, True),
+    _gru(2, 0, 4, 5, True, False),
 ]

@@ -169,16 +169,7 @@ def gru(a: Settings) -> Side:
 
     def loss_of(p: Any, x: Any, y: Any) -> Any:
         w_x, w_h, b_x, b_h, w_out, b_out = p
-        n = h.LSTM_UNITS
-
-        def cell(state: Any, given: Any) -> Any:
-            own = state @ w_h + b_h
-            reset, update = fr.sigmoid(given[:, :n] + own[:, :n]), fr.sigmoid(given[:, n : 2 * n] + own[:, n : 2 * n])
-            new = fr.tanh(given[:, 2 * n :] + reset * own[:, 2 * n :])
-            state = (1 - update) * new + update * state
-            return state, state
-
-        _, outputs = fr.scan(cell, fr.zeros((h.LSTM_BATCH, n)), x @ w_x + b_x)
+        outputs, _ = fr.nn.gru(x, fr.zeros((h.LSTM_BATCH, h.LSTM_UNITS)), w_x, w_h, fr.stack([b_x, b_h]))
         return fr.mean(fr.nn.softmax_cross_entropy(outputs @ w_out + b_out, y))
 
     return _trained(a, loss_of, values, fr.optim.Momentum(h.GRU_RATE, h.MOMENTUM), lambda: batch)
