@@ -1,7 +1,7 @@
-"""What neural networks are made of: convolution, pooling, softmax, the losses, and (see `layers`) what is made of ops.
+"""What neural networks are made of: pooling and the losses here, and what the files beside it hold.
 
-Images are NHWC (batch, height, width, channels), filters HWIO. The three convolution ops are one another's gradients,
-as are the two below pooling, so every order of derivative is at hand.
+Images are NHWC (batch, height, width, channels). The two ops below pooling are each other's gradients, so every order
+of derivative is at hand.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from flowrt.base.errors import SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import located
 from flowrt.base.spec import Shape, Spec, pair, sliding
-from flowrt.base.traits import Contraction
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.attention import attention
+from flowrt.ops.conv import check_result, conv2d, conv2d_transpose
 from flowrt.ops.elementwise import astype, negative, relu, sigmoid, tanh
 from flowrt.ops.gru import gru
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged
 from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding, embedding_lookup, layer_norm
-from flowrt.ops.linalg import check_bias
 from flowrt.ops.moments import moments
-from flowrt.ops.precision import as_product
 from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
@@ -40,6 +38,7 @@ __all__ = [
     "batch_norm",
     "bias_add",
     "conv2d",
+    "conv2d_transpose",
     "dropout",
     "elu",
     "embedding",
@@ -61,140 +60,6 @@ __all__ = [
     "softplus",
     "tanh",
 ]
-
-
-@op(promote=True, contraction=Contraction("conv2d_bias"))
-def conv2d(
-    x: Operand,
-    filters: Operand,
-    strides: Pair = 1,
-    padding: Padding = "SAME",
-    dilations: Pair = 1,
-    groups: int = 1,
-    *,
-    name: str | None = None,
-) -> Result:
-    """The cross-correlation of images (NHWC) with ``filters`` (HWIO), as networks call convolution.
-
-    ``strides`` and ``dilations`` are an integer or a (vertical, horizontal) pair; ``padding`` is "SAME", "VALID" or
-    ((top, bottom), (left, right)) zeros. With ``groups`` the channels fall into that many parts, each with its own
-    part of the filters, whose third axis is then the channels of one part.
-    """
-    return Spec(x.dtype, _convolved(x, filters, (strides, padding, dilations, groups)))
-
-
-def _convolved(x: Spec, filters: Spec, how: tuple[Any, ...]) -> Shape:
-    """The shape of the result for images ``x``."""
-    strides, padding, dilations, groups = how
-    _check_images("x", x)
-    _check_images("filters", filters)
-    batch, height, width, channels = x.dims or (None,) * 4
-    rows, columns, per_group, outputs = filters.dims or (None,) * 4
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise SpecError(f"groups must be a positive integer, got {groups!r}")
-    if outputs is not None and outputs % groups:
-        raise SpecError(f"{groups} groups do not divide the {outputs} output channels of {filters}")
-    if channels is not None and per_group is not None and channels != per_group * groups:
-        raise SpecError(
-            f"cannot convolve {x} with {filters} in {groups} groups: the filters' third axis must be the "
-            f"channels over the groups, {channels}/{groups}, got {per_group}"
-        )
-    if rows == 0 or columns == 0:
-        raise SpecError(f"filters must not be empty, got {filters}")
-    down, across = sliding((height, width), (rows, columns), strides, dilations, padding)
-    return (batch, down.count, across.count, outputs)
-
-
-def _check_images(what: str, x: Spec) -> None:
-    if x.dtype.kind != "f":
-        raise SpecError(f"{what} must be floating, got {x}; use astype")
-    if x.dims is not None and x.rank != 4:
-        order = "(height, width, in, out)" if what == "filters" else "(batch, height, width, channels)"
-        raise SpecError(f"{what} must have 4 axes {order}, got {x}")
-
-
-def _sliding_attrs(node: Node) -> tuple[Any, ...]:
-    return tuple(node.attrs[k] for k in ("strides", "padding", "dilations", "groups"))
-
-
-@conv2d.gradient
-def conv2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    how = _sliding_attrs(node)
-    with as_product(node) as (x, filters):
-        return conv2d_input_grad(dy, filters, shape_of(x), *how), conv2d_filter_grad(x, dy, shape_of(filters), *how)
-
-
-@op(contraction=Contraction(), gradient=None)
-def conv2d_bias(
-    x: Operand,
-    filters: Operand,
-    bias: Operand,
-    strides: Pair = 1,
-    padding: Padding = "SAME",
-    dilations: Pair = 1,
-    groups: int = 1,
-    activation: str = "",
-) -> Result:
-    """`conv2d` plus a vector along the channels, then perhaps relu: what a pass makes of the three.
-
-    ``activation`` is "relu" or "" for none. It is made after gradients are taken, and has none of its own.
-    """
-    check_bias(bias, filters, activation)
-    shape = _convolved(x, filters, (strides, padding, dilations, groups))
-    if shape is not None and bias.dims is not None and not bias.accepts(bias.dtype, shape[-1:]):
-        raise SpecError(f"the bias of {Spec(x.dtype, shape)} must be a vector of its channels, got {bias}")
-    return Spec(x.dtype, shape)
-
-
-@op(contraction=Contraction())
-def conv2d_input_grad(
-    dy: Operand,
-    filters: Operand,
-    shape: Operand,
-    strides: Pair = 1,
-    padding: Padding = "SAME",
-    dilations: Pair = 1,
-    groups: int = 1,
-) -> Result:
-    """The gradient of `conv2d` for its images, of ``shape``, given that of its result."""
-    out = filled(dy.dtype, shape)
-    _check_result(dy, _convolved(out, filters, (strides, padding, dilations, groups)))
-    return out
-
-
-def _check_result(dy: Spec, shape: Shape) -> None:
-    if dy.dims is not None and not Spec(dy.dtype, shape).accepts(dy.dtype, dy.dims):
-        raise SpecError(f"the result's gradient must be {Spec(dy.dtype, shape)}, got {dy}")
-
-
-@conv2d_input_grad.gradient
-def conv2d_input_grad_grad(node: Node, dx: Tensor) -> tuple[Any, ...]:
-    dy, filters, _ = node.inputs
-    how = _sliding_attrs(node)
-    return conv2d(dx, filters, *how), conv2d_filter_grad(dx, dy, shape_of(filters), *how), None
-
-
-@op
-def conv2d_filter_grad(
-    x: Operand,
-    dy: Operand,
-    shape: Operand,
-    strides: Pair = 1,
-    padding: Padding = "SAME",
-    dilations: Pair = 1,
-    groups: int = 1,
-) -> Result:
-    """The gradient of `conv2d` for its filters, of ``shape``, given that of its result."""
-    out = filled(x.dtype, shape)
-    _check_result(dy, _convolved(x, out, (strides, padding, dilations, groups)))
-    return out
-
-
-@conv2d_filter_grad.gradient
-def conv2d_filter_grad_grad(node: Node, dfilters: Tensor) -> tuple[Any, ...]:
-    x, dy, _ = node.inputs
-    how = _sliding_attrs(node)
-    return conv2d_input_grad(dy, dfilters, shape_of(x), *how), conv2d(x, dfilters, *how), None
 
 
 @op
@@ -238,7 +103,7 @@ def max_pool2d_spread(
     x: Operand, dy: Operand, window: Pair = 2, strides: Pair | None = None, padding: Padding = "VALID"
 ) -> Result:
     """Zeros shaped like ``x`` with every entry of ``dy`` added where its window of ``x`` is largest."""
-    _check_result(dy, _pooled(x, window, strides, padding))
+    check_result(dy, _pooled(x, window, strides, padding))
     return Spec(dy.dtype, x.dims)
 
 
@@ -280,7 +145,7 @@ def avg_pool2d_spread(
 ) -> Result:
     """The gradient of `avg_pool2d` for its images, of ``shape``: each window's shared evenly by its entries."""
     out = filled(dy.dtype, shape)
-    _check_result(dy, _pooled(out, window, strides, padding))
+    check_result(dy, _pooled(out, window, strides, padding))
     return out
 
 

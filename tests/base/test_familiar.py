@@ -58,7 +58,7 @@ TYPED = {
         "scaled_dot_product_attention": "fr.nn.attention(q, k, v, mask, causal=True)",
         "GRUCell": "fr.nn.gru(x, h, w_x, w_h, bias)",
         "huber": "fr.where",
-        "ConvTranspose2d": "fr.gradients(fr.nn.conv2d(images, filters, strides), images, x)[0]",
+        "ConvTranspose2d": "fr.nn.conv2d_transpose(x, filters, strides)",
         "Upsample": "fr.take(x, np.arange(n * size) // n, axis)",
         "cast": "fr.astype",
         "softmaxx": "did you mean fr.nn.softmax",

@@ -14,7 +14,7 @@ import flowrt.ops as fr
 from flowrt.base.errors import FlowrtError, SpecError
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Tensor, device
-from flowrt.ops import nn
+from flowrt.ops import conv, nn
 from flowrt.session import eager
 from flowrt.session.session import Session
 
@@ -244,6 +244,6 @@ def test_many_images_are_convolved_in_several_runs_of_patches() -> None:
     apart = np.concatenate([fr.nn.conv2d(x[i : i + 1], w) for i in range(11)])
     np.testing.assert_allclose(whole, apart, rtol=1e-12)
     dy = rng.normal(size=whole.shape)
-    dx, dw = nn.conv2d_input_grad(dy, w, x.shape), nn.conv2d_filter_grad(x, dy, w.shape)
+    dx, dw = conv.conv2d_input_grad(dy, w, x.shape), conv.conv2d_filter_grad(x, dy, w.shape)
     assert np.sum(whole * dy) == pytest.approx(np.sum(dx * x))
     assert np.sum(whole * dy) == pytest.approx(np.sum(dw * w))

@@ -9,9 +9,9 @@ import pytest
 from step_world import CPU, everywhere
 
 import flowrt as fr
+from flowrt.ops.conv import conv2d
 from flowrt.ops.elementwise import add, relu
 from flowrt.ops.linalg import matmul
-from flowrt.ops.nn import conv2d
 from flowrt.ops.source import placeholder, shape_of
 from flowrt.passes import compile_step
 from flowrt.session.session import Options

@@ -73,6 +73,7 @@ SIGNATURES = {
     "matmul": "a, b, transpose_a=False, transpose_b=False",
     "nn.attention": "q, k, v, mask=None, *, causal=False, scale=None",
     "nn.conv2d": "x, filters, strides=1, padding='SAME', dilations=1, groups=1",
+    "nn.conv2d_transpose": "x, filters, strides=1, padding='SAME', dilations=1, groups=1",
     "nn.gru": "x, h, w_x, w_h, bias, *, reset_after=True",
     "nn.lstm": "x, h, c, w_x, w_h, bias",
     "nn.max_pool2d": "x, window=2, strides=None, padding='VALID'",

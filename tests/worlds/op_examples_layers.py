@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,53 @@ def _gru(steps: int, batch: int, width: int, units: int, both: bool, after: bool
     )
 
 
+def spread(
+    x: np.ndarray, filters: np.ndarray, strides: Any, edges: Any, dilations: Any, groups: int, sizes: Any
+) -> np.ndarray:
+    """The transpose of a convolution: each entry of ``x`` times the filters, added where these lie in the result."""
+    (top, _), (left, _) = edges
+    (count, high, wide, channels), (rows, columns, few, _) = x.shape, filters.shape
+    whole = np.zeros((count, sizes[0] + sum(edges[0]), sizes[1] + sum(edges[1]), few * groups), x.dtype)
+    for i, j, r, c, n in itertools.product(*map(range, (high, wide, rows, columns, channels))):
+        group = n // (channels // groups)
+        at = i * strides[0] + r * dilations[0], j * strides[1] + c * dilations[1]
+        whole[:, at[0], at[1], group * few : (group + 1) * few] += x[:, i, j, n, None] * filters[r, c, :, n]
+    return whole[:, top : top + sizes[0], left : left + sizes[1]]
+
+
+def _transposed(
+    images: tuple[int, ...], filters: tuple[int, ...], edges: Any, sizes: tuple[int, int], note: str, **how: Any
+) -> Example:
+    """An example of `conv2d_transpose`; ``edges`` is what its padding comes to."""
+    steps, spacing = how.get("strides", (1, 1)), how.get("dilations", (1, 1))
+    return Example(
+        "conv2d_input_grad",
+        lambda x, w: fr.nn.conv2d_transpose(x, w, **how),
+        (normal(*images), normal(*filters, seed=1)),
+        lambda x, w: spread(x, w, steps, edges, spacing, how.get("groups", 1), sizes),
+        margin=1e-5,
+        note=f"transpose-{note}",
+    )
+
+
+NONE = ((0, 0), (0, 0))
+TRANSPOSED = [
+    _transposed((2, 3, 4, 2), (3, 3, 3, 2), ((1, 1), (1, 1)), (3, 4), "same"),
+    _transposed((1, 3, 2, 2), (4, 4, 1, 2), ((1, 1), (1, 1)), (6, 4), "same-stride", strides=(2, 2)),
+    _transposed((1, 2, 3, 2), (3, 2, 2, 2), ((0, 1), (0, 0)), (4, 6), "same-odd", strides=(2, 2)),
+    _transposed((1, 2, 3, 4), (3, 2, 3, 4), NONE, (5, 8), "valid", strides=(2, 3), padding="VALID", groups=2),
+    _transposed(
+        (1, 2, 3, 1), (2, 3, 2, 1), ((1, 0), (2, 1)), (5, 4), "explicit",
+        strides=(2, 1), dilations=(3, 2), padding=((1, 0), (2, 1)), output_padding=(0, 0),
+    ),
+    _transposed(
+        (1, 2, 2, 2), (3, 3, 1, 2), ((1, 1), (1, 1)), (4, 5), "padded",
+        strides=(2, 3), padding=((1, 1), (1, 1)), output_padding=(1, 1),
+    ),
+    _transposed((1, 2, 2, 1), (3, 3, 2, 1), ((1, 1), (1, 1)), (3, 3), "shape", strides=(2, 2), output_shape=(3, 3)),
+    _transposed((0, 2, 2, 1), (3, 3, 2, 1), ((0, 1), (0, 1)), (4, 4), "none", strides=(2, 2)),
+]  # fmt: skip
+
 MANY = attention.KEPT + 1
 LAYERS = [
     Example(
@@ -65,4 +113,5 @@ LAYERS = [
     *[_gru(3, 2, 4, 5, both, after) for both in (False, True) for after in (False, True)],
     _gru(0, 2, 4, 5, False, True),
     _gru(2, 0, 4, 5, True, False),
+    *TRANSPOSED,
 ]

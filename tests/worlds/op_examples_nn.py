@@ -12,7 +12,7 @@ from op_examples_windows import WINDOWS
 
 import flowrt.ops as fr
 from flowrt.base.spec import Spec
-from flowrt.ops import index, linalg, nn, recurrent, routing, slices
+from flowrt.ops import conv, index, linalg, nn, recurrent, routing, slices
 from flowrt.ops import parts as parted
 from flowrt.ops.moments import standardize, sums_about
 
@@ -364,7 +364,7 @@ WITH_BIAS = [
 WITH_BIAS += [
     Example(
         "conv2d_bias",
-        lambda x, w, bias, how=how: nn.conv2d_bias(x, w, bias, 1, "VALID", 1, 1, how),
+        lambda x, w, bias, how=how: conv.conv2d_bias(x, w, bias, 1, "VALID", 1, 1, how),
         (normal(2, 4, 5, 2), normal(1, 1, 2, 3, seed=1), normal(3, seed=2)),
         lambda x, w, bias, how=how: with_bias(x @ w[0, 0], bias, how),
         gradient=False,

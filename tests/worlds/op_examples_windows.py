@@ -9,7 +9,7 @@ import numpy as np
 from example import Example, integers, normal
 
 import flowrt.ops as fr
-from flowrt.ops import nn
+from flowrt.ops import conv, nn
 
 NAN = np.float32("nan")
 
@@ -70,9 +70,9 @@ def _convolution(
     if name == "conv2d":
         return Example(name, lambda x, w: fr.nn.conv2d(x, w, *how), (x, w), forward, margin=1e-5, note=note)
     if name == "conv2d_input_grad":
-        run = lambda dy, w: nn.conv2d_input_grad(dy, w, x.shape, *how)  # noqa: E731
+        run = lambda dy, w: conv.conv2d_input_grad(dy, w, x.shape, *how)  # noqa: E731
         return Example(name, run, (dy, w), to_images, margin=1e-5, note=note)
-    run = lambda x, dy: nn.conv2d_filter_grad(x, dy, w.shape, *how)  # noqa: E731
+    run = lambda x, dy: conv.conv2d_filter_grad(x, dy, w.shape, *how)  # noqa: E731
     return Example(name, run, (x, dy), to_filters, margin=1e-5, note=note)
 
 
