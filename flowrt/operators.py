@@ -12,6 +12,7 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.familiar import hint
+from flowrt.base.plain import common_dtype
 from flowrt.base.tracebacks import brief
 from flowrt.indexing import indexed
 from flowrt.op import REGISTRY, as_value
@@ -81,12 +82,8 @@ def _bits(name: str) -> Callable[[Operators[Answer], Any], Answer]:
     """The operator on bools, or on bits."""
 
     def apply(self: Operators[Answer], other: Any) -> Answer:
-        dtype = as_value(self).dtype
-        if dtype.kind == "b":
-            return self._with(f"logical_{name}", other)
-        if f"bitwise_{name}" not in REGISTRY:
-            raise GraphError(f"{user_site()}: &, | and ^ combine bools, not {dtype}; compare first, as in (x > 0)")
-        return self._with(f"bitwise_{name}", other)
+        both = [value.dtype if hasattr(value, "builder") else value for value in map(as_value, (self, other))]
+        return self._with(f"{'logical' if common_dtype(both).kind == 'b' else 'bitwise'}_{name}", other)
 
     return apply
 

@@ -356,7 +356,7 @@ def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) 
     for i in range(len(call.views) // 2):
         source, window = call.views[2 * i], call.views[2 * i + 1]
         if source.size:
-            steps.append(copy_step(i, target, dtype, source, window, device))
+            steps.append(copy_step(min(i, target - 1), target, dtype, source, window, device))
     return steps
 
 

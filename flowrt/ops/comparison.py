@@ -1,21 +1,29 @@
-"""What is true of corresponding entries: comparisons, logic of bools, and which floats are numbers."""
+"""What is true of corresponding entries: comparisons, logic of bools and of bits, and which floats are numbers."""
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
+from flowrt.base.errors import SpecError
 from flowrt.base.spec import Spec
-from flowrt.ops.inference import broadcast
+from flowrt.ops.inference import broadcast, carry_each
 from flowrt.typed import op
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowrt.typed import Operand, Result
 
 __all__ = [
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
     "equal",
     "greater",
     "greater_equal",
     "isfinite",
+    "isinf",
     "isnan",
     "less",
     "less_equal",
@@ -91,6 +99,30 @@ def logical_not(x: Operand, *, name: str | None = None) -> Result:
     return Spec("bool", x.dims)
 
 
+def _bits(a: Spec, b: Spec, combine: Callable[[int, int], int]) -> Spec:
+    if a.dtype.kind == "f":
+        raise SpecError(f"only integers and bools have bits to combine, got {a} and {b}; compare first, as in (x > 0)")
+    return carry_each(Spec(a.dtype, broadcast(a, b)), combine, a, b)
+
+
+@op(promote=True, gradient=None)
+def bitwise_and(a: Operand, b: Operand, *, name: str | None = None) -> Result:
+    """The bits that both integers have; of bools, whether both are true. It is what ``a & b`` means."""
+    return _bits(a, b, operator.and_)
+
+
+@op(promote=True, gradient=None)
+def bitwise_or(a: Operand, b: Operand, *, name: str | None = None) -> Result:
+    """The bits that either integer has; of bools, whether either is true. It is what ``a | b`` means."""
+    return _bits(a, b, operator.or_)
+
+
+@op(promote=True, gradient=None)
+def bitwise_xor(a: Operand, b: Operand, *, name: str | None = None) -> Result:
+    """The bits that one of the integers has; of bools, whether exactly one is true. It is what ``a ^ b`` means."""
+    return _bits(a, b, operator.xor)
+
+
 @op(gradient=None)
 def isnan(x: Operand, *, name: str | None = None) -> Result:
     """Whether ``x`` is not a number."""
@@ -100,4 +132,10 @@ def isnan(x: Operand, *, name: str | None = None) -> Result:
 @op(gradient=None)
 def isfinite(x: Operand, *, name: str | None = None) -> Result:
     """Whether ``x`` is neither NaN nor infinite."""
+    return Spec("bool", x.dims)
+
+
+@op(gradient=None)
+def isinf(x: Operand, *, name: str | None = None) -> Result:
+    """Whether ``x`` is infinite, of either sign."""
     return Spec("bool", x.dims)

@@ -1,24 +1,33 @@
-"""Products of matrices."""
+"""Products of matrices, and norms."""
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
-from flowrt.base.spec import Shape, Spec
+from flowrt.base.locating import located
+from flowrt.base.spec import Shape, Spec, normal_axes
 from flowrt.base.traits import Contraction
-from flowrt.ops.inference import broadcast
+from flowrt.op import whole
+from flowrt.ops.comparison import equal, not_equal
+from flowrt.ops.elementwise import abs as magnitude
+from flowrt.ops.elementwise import astype, pow, sqrt, square, where
+from flowrt.ops.inference import as_float, broadcast, described
 from flowrt.ops.precision import BITS, as_product
+from flowrt.ops.reduce import max, min, sum
 from flowrt.ops.shape import expand_dims, reshape, squeeze
 from flowrt.typed import op
 
 if TYPE_CHECKING:
-    from flowrt.graph import Node, Tensor
+    from flowrt.base.spec import Axes
+    from flowrt.graph import Node, Tensor, TensorOrArray
     from flowrt.typed import Operand, Result
 
 __all__ = [
     "matmul",
+    "norm",
 ]
 
 
@@ -140,3 +149,60 @@ def check_bias(bias: Spec, weights: Spec, activation: str) -> None:
         raise SpecError(f"a bias must be a floating vector of the dtype of {weights}, got {bias}")
     if activation not in ("", "relu"):
         raise SpecError(f"activation must be 'relu' or '' for none, got {activation!r}")
+
+
+@whole
+@located("norm")
+def norm(x: Operand, ord: float | str | None = None, axis: Axes = None, keepdims: bool = False) -> TensorOrArray:
+    """The norm of the vectors along ``axis``, or of the matrices in two axes; that of all entries if both are None.
+
+    Of vectors ``ord`` is 2 if None, inf and -inf for the largest and the least magnitude, 0 for how many entries are
+    not 0, or another p, for the p-th root of the sum of p-th powers. Of matrices it is "fro" if None (the root of the
+    sum of squares), or 1 and -1 for the largest and the least sum of a column's magnitudes, inf and -inf of a row's. Of
+    integers in float64. The gradient is 0 where a norm is. Powers that leave the range of floats make inf, or 0.
+    """
+    spec = described(x)
+    x = astype(x, as_float(spec).dtype)
+    if ord is None:
+        return _root(sum(square(x), axis, keepdims), 2)
+    given = range(spec.rank) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = [normal_axes(each, spec.rank)[0] for each in given]
+    if len(axes) == 1 and not isinstance(ord, str):
+        return _norm_of_vectors(x, ord, axes[0], keepdims)
+    if len(axes) != 2:
+        raise SpecError(f"ord={ord!r} of {spec} is a norm along one axis, or of matrices in two, got axis={axis}")
+    if ord == "fro":
+        return _root(sum(square(x), axis, keepdims), 2)
+    if ord not in (1, -1, math.inf, -math.inf):
+        raise SpecError(f"of matrices ord is 'fro', 1, -1, inf or -inf, got {ord!r}; of vectors name one axis")
+    along, over = axes if abs(ord) == 1 else reversed(axes)
+    sums = sum(magnitude(x), along, True)
+    found = max(sums, over, True) if ord > 0 else min(sums, over, True)
+    return found if keepdims else squeeze(found, tuple(axes))
+
+
+def _norm_of_vectors(x: Any, ord: float, axis: int, keepdims: bool) -> TensorOrArray:
+    if ord == 2:
+        return _root(sum(square(x), axis, keepdims), 2)
+    if ord == 0:
+        return sum(astype(not_equal(x, 0), x.dtype), axis, keepdims)
+    sizes = magnitude(x)
+    if ord == 1:
+        return sum(sizes, axis, keepdims)
+    if math.isinf(ord):
+        return max(sizes, axis, keepdims) if ord > 0 else min(sizes, axis, keepdims)
+    return _root(sum(_power(sizes, ord), axis, keepdims), ord)
+
+
+def _power(x: Any, p: float) -> TensorOrArray:
+    """``x ** p`` of what is not negative; the slope at 0 is 0, whatever p is."""
+    zero = equal(x, 0)
+    return where(zero, 0.0 if p > 0 else math.inf, pow(where(zero, 1.0, x), p))
+
+
+def _root(x: Any, p: float) -> TensorOrArray:
+    """The p-th root, likewise."""
+    if p != 2:
+        return _power(x, 1 / p)
+    zero = equal(x, 0)
+    return where(zero, 0.0, sqrt(where(zero, 1.0, x)))

@@ -33,16 +33,22 @@ if TYPE_CHECKING:
 __all__ = [
     "concat",
     "expand_dims",
+    "flip",
     "getitem",
     "pad",
     "place",
     "reshape",
+    "roll",
+    "split",
     "squeeze",
     "stack",
     "tile",
     "transpose",
     "unstack",
 ]
+
+
+WHOLE = (None, None, None)  # of an axis, in the key of `getitem`
 
 
 @op(view=Arranged.RESHAPED)
@@ -233,7 +239,7 @@ def _stacked_value(out: Spec, values: Sequence[Spec]) -> Spec:
 @stack.gradient
 def stack_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     axis = normal_axes(node.attrs["axis"], node.outputs[0].spec.rank)[0]
-    return tuple(getitem(dy, (*[(None, None, None)] * axis, i)) for i in range(len(node.inputs)))
+    return tuple(getitem(dy, (*[WHOLE] * axis, i)) for i in range(len(node.inputs)))
 
 
 @located("unstack")
@@ -244,7 +250,7 @@ def unstack(x: Operand, axis: int = 0) -> tuple[TensorOrArray, ...]:
     count = spec.shape[at]
     if count is None:
         raise SpecError(f"cannot unstack {spec}: the size of axis {axis} is not known before a step")
-    return tuple(getitem(x, (*[(None, None, None)] * at, i)) for i in range(count))
+    return tuple(getitem(x, (*[WHOLE] * at, i)) for i in range(count))
 
 
 @op(view=Arranged.PART)
@@ -265,6 +271,14 @@ def getitem_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 def _numpy_key(key: Sequence[Any]) -> tuple[Any, ...]:
     """``key`` as NumPy takes it."""
     return tuple(slice(*k) if isinstance(k, tuple) else ... if k == "..." else k for k in key)
+
+
+@located("flip")
+def flip(x: Operand, axis: Axes = None, *, name: str | None = None) -> TensorOrArray:
+    """``x`` with its entries in the opposite order along ``axis``, or along all axes if that is None."""
+    rank = described(x).rank
+    axes = normal_axes(axis, rank)
+    return getitem(x, tuple((None, None, -1 if i in axes else None) for i in range(rank)), name=name)
 
 
 @op(gradient=lambda node, dy: (getitem(dy, node.attrs["key"]), None))
@@ -349,7 +363,7 @@ def tile(x: Operand, repeats: Operand, *, name: str | None = None) -> TensorOrAr
 
     ``repeats`` are integers or scalar tensors of such, or a vector; one alone is for the last axis.
     """
-    spec, times = described(x), _times(repeats)
+    spec, times = described(x), _integers(repeats)
     count = max(spec.rank, len(times))
     times = [1] * (count - len(times)) + times
     sizes = [1] * (count - spec.rank) + _sizes(x)
@@ -362,9 +376,9 @@ def tile(x: Operand, repeats: Operand, *, name: str | None = None) -> TensorOrAr
     return reshape(x, sizes, name=name)
 
 
-def _times(repeats: Any) -> list[Any]:
-    """What `tile` is told as a list of ints and scalar tensors."""
-    value = as_value(repeats) if not isinstance(repeats, (tuple, list)) else repeats
+def _integers(given: Any) -> list[Any]:
+    """An integer, several, or a vector of them, as a list of ints and scalar tensors."""
+    value = as_value(given) if not isinstance(given, (tuple, list)) else given
     if isinstance(value, (tuple, list)):
         return [n if hasattr(n, "builder") else operator.index(n) for n in map(as_value, value)]
     if not hasattr(value, "builder"):
@@ -385,3 +399,95 @@ def _repeated(x: Any, sizes: Sequence[Any], times: Sequence[Any], axes: Sequence
     apart = [*head, *(n for block in blocks for n in (1, block))]
     both = [*head, *(n for axis, block in zip(axes, blocks, strict=True) for n in (times[axis], block))]
     return broadcast_to(reshape(x, apart), both)
+
+
+@op(name="roll")
+def roll_op(x: Operand, shift: Sequence[int], axis: Sequence[int], *, name: str | None = None) -> Result:
+    """``x`` with its entries ``shift[i]`` places further along the axis ``axis[i]``."""
+    if x.dims is not None:
+        for each in axis:
+            normal_axes(each, x.rank)
+    return carry(x.without_value(), lambda value: np.roll(value, shift, axis), x)
+
+
+@roll_op.gradient
+def roll_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    shifts: Any = node.attrs["shift"]
+    return (roll_op(dy, [-shift for shift in shifts], node.attrs["axis"]),)
+
+
+@located("roll")
+def roll(x: Operand, shift: Operand, axis: Axes = None, *, name: str | None = None) -> TensorOrArray:
+    """``x`` with its entries ``shift`` places further along ``axis``: what leaves at the end comes in at the front.
+
+    Shifts are integers, negative ones too, or scalar tensors of such: one for each axis, or one for all. If ``axis`` is
+    None the flattened tensor is shifted, which then has its shape again.
+    """
+    if axis is None:
+        return reshape(roll(reshape(x, (-1,)), shift, 0), shape_of(x), name=name)
+    shifts, axes = _integers(shift), [operator.index(each) for each in np.atleast_1d(axis)]
+    if len({len(shifts), len(axes), 1}) > 2 or not shifts:
+        raise SpecError(f"there must be one shift, or one for each axis, got {shift} along {axis}")
+    many = max(len(shifts), len(axes))
+    pairs = list(zip(shifts * (many // len(shifts)), axes * (many // len(axes)), strict=True))
+    known = [pair for pair in pairs if isinstance(pair[0], int)]
+    rolled: TensorOrArray = as_value(x)
+    if known:
+        rolled = roll_op(x, [by for by, _ in known], [each for _, each in known], name=name)
+    for late, each in pairs:
+        if not isinstance(late, int):
+            rolled = _rolled(rolled, late, each)
+    return rolled
+
+
+def _rolled(x: Any, shift: Any, axis: int) -> TensorOrArray:
+    """`roll` along one axis by what only a step knows."""
+    size = shape_of(x)[axis]
+    first = -shift.astype("int64") % size
+    return concat([slice_along(x, first, size - first, axis), slice_along(x, 0, first, axis)], axis)
+
+
+@located("split")
+def split(x: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[TensorOrArray, ...]:
+    """Stretches of ``x`` along ``axis``, one after another: ``sections`` equal ones, or of the sizes that it lists.
+
+    One of the sizes may be -1: what the others leave. They fill the axis; where its size is open, a step fails else.
+    NumPy's ``split`` is told where to cut: its ``[2, 5]`` is ``[2, 3, -1]`` here.
+    """
+    spec = described(x)
+    at = normal_axes(axis, spec.rank)[0]
+    total, sizes = spec.shape[at], _sections(sections, spec, at)
+    if total is None and isinstance(sections, int):
+        return unstack(_with_axis(x, at, [sections, shape_of(x)[at] // sections]), at)
+    if total is None and -1 not in sizes:
+        total = builtins.sum(sizes)
+        x = _with_axis(x, at, [total])
+    rest = (shape_of(x)[at] if total is None else total) - builtins.sum(n for n in sizes if n != -1)
+    filling: list[Any] = [rest if n == -1 else n for n in sizes]
+    starts = [0, *itertools.accumulate(filling)]
+    if total is None:
+        return tuple(slice_along(x, start, size, at) for start, size in zip(starts, filling, strict=False))
+    return tuple(getitem(x, (*[WHOLE] * at, (start, end, None))) for start, end in itertools.pairwise(starts))
+
+
+def _with_axis(x: Any, at: int, sizes: Sequence[Any]) -> Any:
+    """``x`` with axes of ``sizes`` in the place of one; a step fails where its size is not their product."""
+    before, after = shape_of(x)[:at], shape_of(x)[at + 1 :]
+    return reshape(x, concat([before, stack(sizes), after]), name="split")
+
+
+def _sections(sections: Any, spec: Spec, at: int) -> list[int]:
+    """The sizes of an axis' stretches, one of which may be -1; raises `SpecError` where they cannot fill it."""
+    total = spec.shape[at]
+    if isinstance(sections, int) and not isinstance(sections, bool) and sections > 0:
+        if total is not None and total % sections:
+            raise SpecError(f"axis {at} of {spec} has no {sections} equal sections; give the size of each")
+        return [(total or 0) // sections] * sections
+    sizes = np.asarray(sections)
+    if sizes.ndim == 1 and sizes.size and sizes.dtype.kind in "iu" and sizes.min() >= -1:
+        left, known = np.count_nonzero(sizes == -1), int(sizes[sizes != -1].sum())
+        if (left == 0 and total in (None, known)) or (left == 1 and (total is None or known <= total)):
+            return [int(size) for size in sizes]
+    raise SpecError(
+        f"sections of axis {at} of {spec} are how many, or sizes that fill it, one of which may be -1, got {sections!r}"
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from flowrt.base.attributes import frozen
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.plain import as_dtype_of, default_array, takes
+from flowrt.base.plain import as_dtype_of, common_dtype, default_array, is_weak, takes
 from flowrt.base.spec import MAX_VALUE_SIZE, Spec, as_dtype, spec_of
 from flowrt.op import active_builder, as_value, lookup
 from flowrt.ops.inference import carry, described, filled
@@ -29,6 +29,7 @@ __all__ = [
     "eye",
     "full",
     "full_like",
+    "linspace",
     "ones",
     "ones_like",
     "placeholder",
@@ -169,6 +170,45 @@ def arange(
     held = array.dtype if dtype is None else as_dtype(dtype)
     array = array.astype("float32" if dtype is None and held.kind == "f" else held, copy=False)
     return constant(array, name=name)
+
+
+@located("linspace")
+def linspace(
+    start: Operand,
+    stop: Operand,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: DType | None = None,
+    *,
+    name: str | None = None,
+) -> TensorOrArray:
+    """``num`` numbers from ``start`` to ``stop``, evenly spaced; the last one is exactly ``stop``.
+
+    Without the ``endpoint`` it is left out, and the spaces are that of one more. Numbers make float32, tensors and
+    arrays their own dtype, integers float64. Where these are no scalars, the numbers between each two are [num, ...].
+    """
+    if isinstance(num, bool) or not isinstance(num, (int, np.integer)) or num < 0:
+        raise SpecError(f"num must be an integer from 0 up, got {num!r}")
+    first, last = as_value(start), as_value(stop)
+    own = common_dtype([end.dtype for end in (first, last) if not is_weak(end) and hasattr(end, "dtype")] or [0.0])
+    held = as_dtype(dtype) if dtype is not None else own if own.kind == "f" else np.dtype(np.float64)
+    if hasattr(first, "builder") or hasattr(last, "builder"):
+        return _between(first, last, num, endpoint, held, name)
+    return constant(np.linspace(first, last, num, endpoint, dtype=held), name=name)
+
+
+def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: np.dtype[Any], name: str | None) -> TensorOrArray:
+    """`linspace` where only a step knows the ends."""
+    wide = dtype if dtype.kind == "f" else np.dtype(np.float64)
+    first, last = _of_dtype(start, wide), _of_dtype(stop, wide)
+    rank = max(described(first).rank, described(last).rank)
+    share = (np.arange(num) / max(num - endpoint, 1)).reshape(num, *[1] * rank)
+    made = lookup("add")(lookup("multiply")(share.astype(wide), lookup("subtract")(last, first)), first, name=name)
+    if endpoint and num > 1:
+        made = lookup("where")(share == 1, last, made)
+    if dtype.kind != "f":
+        made = lookup("astype")(lookup("floor")(made), dtype)
+    return cast("TensorOrArray", made)
 
 
 @located("eye")

@@ -79,7 +79,8 @@ METHODS = {
     "permute": "fr.transpose",
     "unsqueeze": "fr.expand_dims",
     "to": "x.astype",
-    "isinf": "np.inf",
+    "isinf": "fr.isinf",
+    "split": "fr.split",
     "sub_": "fr.Variable",
     "shpae": "did you mean x.shape",
 }
@@ -168,7 +169,6 @@ OF_ONE = (
     "sinc",
     "trunc",
     "signbit",
-    "isinf",
     "isposinf",
     "nan_to_num",
 )

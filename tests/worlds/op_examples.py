@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from example import Example, bools, integers, normal, positive
+from op_examples_arrays import ARRANGED, ENTRIES, LOGIC, NORMS
 from op_examples_control import CONTROL
-from op_examples_entries import ENTRIES
 from op_examples_fused import EPILOGUES, FUSED
 from op_examples_layers import LAYERS
 from op_examples_nn import INDEX, LINALG, LSTM, NN, RANDOM
@@ -486,6 +486,9 @@ EXAMPLES: Sequence[Example] = [
     *INDEX,
     *LSTM,
     *LINALG,
+    *LOGIC,
+    *ARRANGED,
+    *NORMS,
     *ENTRIES,
     *FUSED,
     *EPILOGUES,

@@ -147,7 +147,8 @@ class Form(Enum):
     SCALARS = "scalars"  # one element of each input; the entry loops over any strides
     ROWS = "rows"  # an expression that reduces rows; the entry runs several loops over each
     PIECES = (
-        "pieces"  # no function: input i's view 2i is copied to view 2i + 1 of the output, filled first with the word
+        "pieces"  # no function: input i's view 2i is copied to view 2i + 1 of the output, filled first with the word;
+        # what is more than there are inputs is the last one's
     )
     PROGRAM = "program"  # its function answers the application, made of other kernels
     REDUCE = "fold"  # two elements to combine; the entry combines any number of vectors, one after another

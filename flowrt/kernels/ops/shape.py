@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,3 +166,20 @@ def _pad(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
 
 
 pieces("pad", _pad)
+
+
+def _roll(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """A copy for each choice between the front and the back of every axis that is shifted."""
+    shape = outputs[0].concrete
+    shifts = [0] * len(shape)
+    for shift, axis in zip(attrs["shift"], attrs["axis"], strict=True):
+        shifts[axis] = (shifts[axis] + shift) % max(shape[axis], 1)
+    stretches = [((0, k, n - k), (n - k, 0, k))[: 1 + (k > 0)] for n, k in zip(shape, shifts, strict=True)]
+    whole, views = View.dense(shape), []
+    for chosen in product(*stretches):  # of each axis where it is taken from, where it goes, and its size
+        sources, targets, sizes = zip(*chosen, strict=True) if chosen else ((), (), ())
+        views += [whole.window(sources, sizes), whole.window(targets, sizes)]
+    return Call(tuple(views))
+
+
+pieces("roll", _roll)
