@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["normal", "uniform"]
 
-_MASK = (1 << 63) - 1
+SEEDS = (1 << 63) - 1  # of a seed, what counts
 _NO_ITERATIONS = frozen(np.zeros(0, np.int64))
 
 
@@ -148,15 +148,16 @@ def _key(
     items = shape if isinstance(shape, (tuple, list)) else [shape]
     builder = builder_for([as_value(item) for item in items])
     if not isinstance(builder, Graph):
-        return (None if seed is None else int(seed) & _MASK, _stream(kind or op_name), _NO_ITERATIONS)
+        return (None if seed is None else int(seed) & SEEDS, stream_of(kind or op_name), _NO_ITERATIONS)
     seed = builder.seed if seed is None else int(seed)
     unique = builder.unique_name(f"{name or op_name}#stream")  # numbered as the nodes' names are, and apart from them
-    return None if seed is None else seed & _MASK, _stream(unique), _iterations(builder)
+    return None if seed is None else seed & SEEDS, stream_of(unique), _iterations(builder)
 
 
-def _stream(name: str) -> int:
+def stream_of(name: str) -> int:
+    """The stream of what bears that name."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & _MASK
+    return int.from_bytes(digest, "little") & SEEDS
 
 
 def _iterations(graph: Graph) -> Any:

@@ -21,7 +21,8 @@ from flowrt.sched.host.host import Host, RunContext
 from flowrt.sched.host.rendezvous import Announced, Dead, Pushed, Waiter
 
 if TYPE_CHECKING:
-    from flowrt.sched.host.queues import Element, Queue
+    from flowrt.sched.host.orders import Element
+    from flowrt.sched.host.queues import Queue
     from flowrt.sched.host.rendezvous import Array, Remote, StepKey
 
 Inputs: TypeAlias = "Sequence[Array | Dead]"
@@ -165,9 +166,9 @@ def _received(host: Host, context: RunContext, node: PlanNode, value: Any) -> An
     return (value,)
 
 
-def _queue(host: Host, node: PlanNode) -> Queue:
+def _queue(host: Host, context: RunContext, node: PlanNode) -> Queue:
     name = (node.attrs["container"], node.attrs["resource"])
-    return host.queue(name, node.attrs["capacity"], _component_specs(node))
+    return host.queue(name, node.attrs["capacity"], _component_specs(node), node.attrs["order"], context.seed)
 
 
 async def _served(node: PlanNode, waiting: Awaitable[T]) -> T:
@@ -199,7 +200,7 @@ async def _put(host: Host, context: RunContext, node: PlanNode, elements: list[S
     def make() -> list[Element]:
         return [tuple(np.array(array) for array in components) for components in elements]
 
-    await _served(node, _queue(host, node).enqueue_made(len(elements), make, _holder(context, node)))
+    await _served(node, _queue(host, context, node).enqueue_made(len(elements), make, _holder(context, node)))
     return ()
 
 
@@ -213,7 +214,7 @@ def line_up(host: Host, context: RunContext, node: PlanNode, rows: int, turn: Ca
 
     Answers what gives up the place, if it was not used.
     """
-    queue, holder = _queue(host, node), _holder(context, node)
+    queue, holder = _queue(host, context, node), _holder(context, node)
     queue.line_up(holder, rows, turn)
     return partial(queue.step_back, holder)
 
@@ -237,18 +238,18 @@ async def enqueue_many(host: Host, context: RunContext, node: PlanNode, inputs: 
 
 @effect
 async def dequeue(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
-    (element,) = await _served(node, _queue(host, node).dequeue(1))
+    (element,) = await _served(node, _queue(host, context, node).dequeue(1))
     return element
 
 
 @effect
 async def dequeue_many(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
-    return _stack(node, await _served(node, _queue(host, node).dequeue(int(inputs[0]))))
+    return _stack(node, await _served(node, _queue(host, context, node).dequeue(int(inputs[0]))))
 
 
 @effect
 async def dequeue_up_to(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
-    return _stack(node, await _served(node, _queue(host, node).dequeue(int(inputs[0]), up_to=True)))
+    return _stack(node, await _served(node, _queue(host, context, node).dequeue(int(inputs[0]), up_to=True)))
 
 
 def _stack(node: PlanNode, elements: Sequence[Element]) -> Sequence[Array]:
@@ -265,10 +266,10 @@ def _stack(node: PlanNode, elements: Sequence[Element]) -> Sequence[Array]:
 
 @effect
 async def queue_size(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
-    return (np.asarray(len(_queue(host, node)), np.int64),)
+    return (np.asarray(len(_queue(host, context, node)), np.int64),)
 
 
 @effect
 async def queue_close(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
-    _queue(host, node).close(node.attrs["cancel_pending_enqueues"])
+    _queue(host, context, node).close(node.attrs["cancel_pending_enqueues"])
     return ()

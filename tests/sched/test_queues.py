@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,7 +11,10 @@ from session_world import assert_quiet, cancel_everywhere, every_way, host_of
 
 import flowrt as fr
 from flowrt.base.errors import GraphError, QueueClosedError
-from flowrt.sched.host.queues import Element, Queue
+from flowrt.sched.host.queues import Queue
+
+if TYPE_CHECKING:
+    from flowrt.sched.host.orders import Element
 
 
 def element(value: float) -> Element:

@@ -38,6 +38,8 @@ SIGNATURES = {
     "FIFOQueue.dequeue_up_to": "self, n",
     "FIFOQueue.size": "self",
     "FIFOQueue.close": "self, cancel_pending_enqueues=False",
+    "ShuffleQueue": "capacity, min_after_dequeue, dtypes, shapes=None, *, seed=None, name=None",
+    "PriorityQueue": "capacity, dtypes, shapes=None, *, name=None",
     "Graph": "",
     "Graph.finalize": "self",
     "Graph.to_bytes": "self",

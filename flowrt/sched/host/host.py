@@ -17,7 +17,7 @@ from flowrt.sched.devices.opening import open_devices
 from flowrt.sched.host.credit import Credit
 from flowrt.sched.host.lanes import Lanes
 from flowrt.sched.host.memory import Memory
-from flowrt.sched.host.queues import Queue
+from flowrt.sched.host.queues import FIFO, Queue
 from flowrt.sched.host.rendezvous import Budget, Remote, Rendezvous, Resident, StepKey
 from flowrt.sched.host.spares import Spares
 from flowrt.sched.host.variables import Name, Variables
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from flowrt.base.attributes import Attr
     from flowrt.base.spec import Spec
     from flowrt.delays import Delay
 
@@ -79,13 +80,19 @@ class Host:
         pools.limit()
         self._queues: dict[Name, Queue] = {}
 
-    def queue(self, name: Name, capacity: int, specs: Sequence[Spec] = ()) -> Queue:
-        """The queue of that name, made at its first use; ``specs`` are those of an element's components."""
+    def queue(
+        self, name: Name, capacity: int, specs: Sequence[Spec] = (), order: Sequence[Attr] = FIFO, seed: int = 0
+    ) -> Queue:
+        """The queue of that name, made at its first use; ``specs`` are those of an element's components.
+
+        ``seed`` is for an ``order`` at random that has none of its own.
+        """
         found = self._queues.get(name)
         if found is None:
-            found = self._queues[name] = Queue(name[1], capacity, specs)
-        if found.capacity != capacity or found.specs != tuple(specs):
-            have, want = (_queue_form(*form) for form in ((found.capacity, found.specs), (capacity, specs)))
+            found = self._queues[name] = Queue(name[1], capacity, specs, order, seed)
+        held, asked = (found.capacity, found.specs, found.order), (capacity, tuple(specs), tuple(order))
+        if held != asked:
+            have, want = (_queue_form(*form) for form in (held, asked))
             raise GraphError(
                 f"queue {name[1]!r} exists on {self.task} with {have}, not with {want}; "
                 "rename it, use another container, or session.reset() the old one"
@@ -134,5 +141,6 @@ class Host:
             pools.restore()
 
 
-def _queue_form(capacity: int, specs: Sequence[Spec]) -> str:
-    return f"capacity {capacity} for ({', '.join(map(str, specs))})"
+def _queue_form(capacity: int, specs: Sequence[Spec], order: Sequence[Attr]) -> str:
+    otherwise = "" if order == FIFO else f" in order {' '.join(map(str, order))}"
+    return f"capacity {capacity} for ({', '.join(map(str, specs))}){otherwise}"

@@ -1,4 +1,4 @@
-"""Bounded queues of tuples of arrays.
+"""Bounded queues of tuples of arrays; `orders` says which element leaves next.
 
 Law: waiters are served strictly in order. An enqueue of several elements and a ``dequeue_many`` happen at once or not
 at all; a cancelled one changed nothing; a completed one stands. After `close`, enqueues raise and dequeues drain what
@@ -12,17 +12,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError, QueueClosedError
 from flowrt.base.valueclass import valueclass
+from flowrt.sched.host.orders import order_of
 
 if TYPE_CHECKING:
+    from flowrt.base.attributes import Attr
     from flowrt.base.spec import Spec
+    from flowrt.sched.host.orders import Element, Taken
 
-Element: TypeAlias = tuple[np.ndarray[Any, Any], ...]
+FIFO = ("fifo",)
 
 
 @valueclass
@@ -55,20 +56,29 @@ class _Put:
 class _Take:
     count: int
     up_to: bool  # fewer, but some, will do once the queue is closed
-    done: asyncio.Future[list[Element]]
+    done: asyncio.Future[list[Taken]]
 
 
 class Queue:
-    """A FIFO queue holding at most ``capacity`` elements."""
+    """A queue holding at most ``capacity`` elements.
 
-    def __init__(self, name: str, capacity: int, specs: Sequence[Spec] = ()) -> None:
+    Where some stay as long as more may come, the others are as many as go in or out at once: so there is room for all
+    who want to put some in, or enough for who wants to take some.
+    """
+
+    def __init__(
+        self, name: str, capacity: int, specs: Sequence[Spec] = (), order: Sequence[Attr] = FIFO, seed: int = 0
+    ) -> None:
         if capacity < 1:
             raise GraphError(f"queue {name!r}: the capacity must be at least 1, got {capacity}")
         self.name = name
         self.specs = tuple(specs)  # of an element's components
         self.capacity = capacity
+        self.order = tuple(order)
         self.closed = False
-        self._elements: deque[Element] = deque()
+        self._elements = order_of(self.order, seed)
+        self._kept = self._elements.kept
+        self._at_once = capacity - self._kept
         self._puts: deque[_Put] = deque()
         self._lined_up: dict[Hashable, _Put] = {}
         self._takes: deque[_Take] = deque()
@@ -87,7 +97,7 @@ class Queue:
 
         Whoever comes later waits for these elements: who holds a place must be sure of them.
         """
-        if self.closed or count > self.capacity:
+        if self.closed or count > self._at_once:
             turn()  # to be told the error
             return
         put = self._lined_up[holder] = _Put(count, turn=turn)
@@ -108,11 +118,11 @@ class Queue:
     async def enqueue_made(self, count: int, make: Callable[[], list[Element]], holder: Hashable = None) -> None:
         """Add ``count`` elements at once, which are made when they fit, in the place of ``holder`` if that has one."""
         put = self._lined_up.pop(holder, None)
-        if count > self.capacity:
+        if count > self._at_once:
             if put is not None:
                 self._puts.remove(put)
                 self._settle()
-            raise GraphError(f"queue {self.name!r}: {count} elements never fit into a capacity of {self.capacity}")
+            raise GraphError(f"queue {self.name!r}: {count} elements never fit into {self._room()}")
         if put is None:
             if self.closed:
                 raise self._closed_error("nothing can be enqueued")
@@ -130,20 +140,21 @@ class Queue:
         """Take ``count`` elements at once; with ``up_to`` a closed queue gives what is left, if anything is."""
         if count < 0:
             raise GraphError(f"queue {self.name!r}: cannot take {count} elements")
-        if count > self.capacity:
-            raise GraphError(f"queue {self.name!r}: {count} elements never gather in a capacity of {self.capacity}")
+        if count > self._at_once:
+            raise GraphError(f"queue {self.name!r}: {count} elements never gather in {self._room()}")
         if count == 0:
             return []
         take = _Take(count, up_to, asyncio.get_running_loop().create_future())
         self._takes.append(take)
         self._settle()
         try:
-            return await take.done
+            return [element for _, _, element in await take.done]
         except asyncio.CancelledError:
             if take in self._takes:
                 self._takes.remove(take)
             elif not take.done.cancelled() and take.done.exception() is None:
-                self._elements.extendleft(reversed(take.done.result()))
+                for taken in take.done.result():
+                    self._elements.give_back(taken)
             self._settle()
             raise
 
@@ -163,10 +174,7 @@ class Queue:
         if put in self._puts:
             self._puts.remove(put)
         else:
-            mine = {id(element) for element in put.elements}
-            kept = deque(element for element in self._elements if id(element) not in mine)
-            if len(self._elements) - len(kept) == len(put.elements):
-                self._elements = kept
+            self._elements.remove(put.elements)
         self._settle()
 
     def _settle(self) -> None:
@@ -180,10 +188,10 @@ class Queue:
         if not self._takes:
             return False
         take, ended = self._takes[0], self.closed and not self._puts
-        have = len(self._elements)
+        have = len(self._elements) - (0 if ended else self._kept)
         if have >= take.count or (ended and take.up_to and have):
             self._takes.popleft()
-            take.done.set_result([self._elements.popleft() for _ in range(min(have, take.count))])
+            take.done.set_result([self._elements.take() for _ in range(min(have, take.count))])
             return True
         if ended:
             self._takes.popleft()
@@ -209,10 +217,14 @@ class Queue:
         except Exception as error:
             _fail(put.done, error)
         else:
-            self._elements.extend(put.elements)
+            for element in put.elements:
+                self._elements.add(element)
             put.done.set_result(None)
         put.make = None
         return True
+
+    def _room(self) -> str:
+        return f"a capacity of {self.capacity}{f', of which {self._kept} stay' if self._kept else ''}"
 
     def _closed_error(self, what: str) -> QueueClosedError:
         return QueueClosedError(f"queue {self.name!r} is closed: {what}")
