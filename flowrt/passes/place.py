@@ -71,7 +71,7 @@ def place(
     device that is asked for is a wish: what is elsewhere for want of a device or kernel is told there.
     """
     chooser = _Chooser(step, tuple(devices), default, supports, moved)
-    if chooser.has_no_choice and not rules and _asks_for_nothing(step.graph) and chooser.runs_all():
+    if chooser.has_no_choice and not (rules or wishes) and _asks_for_nothing(step.graph) and chooser.runs_all():
         return dict.fromkeys(step.nodes, devices[0])
     homes, tied = _ties(step.graph, rules)
     families: dict[int, _Family] = {}
@@ -88,10 +88,14 @@ def place(
 
 
 def _heed(wishes: Mapping[Home, Device], families: Iterable[_Family], chooser: _Chooser) -> None:
-    """Have families where they are wished, if they can be."""
+    """Have families where they are wished; raises `PlacementError` where that is away of what holds a value there."""
     for family in families:
         wish = next((wishes[home] for home in family.homes if home in wishes), None)
         if family.device is None and wish is not None:
+            if family.stateful and not chooser.has(wish):
+                error = PlacementError(f"there is no device {wish}, where variables are that were placed there")
+                error.missing = wish
+                raise error
             family.device = chooser.pick(family, (wish,))
 
 
@@ -337,6 +341,10 @@ class _Chooser:
     def has_no_choice(self) -> bool:
         """Whether there is one device alone."""
         return len(self._devices) == 1
+
+    def has(self, device: Device) -> bool:
+        """Whether there is that device."""
+        return device in self._task
 
     def runs_all(self) -> bool:
         """Whether the first device has kernels for all of the step."""

@@ -1,8 +1,9 @@
-"""Runs compiled steps on the nodes of a cluster, through their master."""
+"""Runs compiled steps on the nodes of a cluster, through their master; and what is done about nodes that come back."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from flowrt.sched.host.memory import MemoryStatistics
     from flowrt.sched.host.rendezvous import Listener
     from flowrt.sched.tape.direct import Numbers
+    from flowrt.session.inside import Inside
     from flowrt.session.options import Options
     from flowrt.session.runners import Array, CopyKeeper, Name, Registered, Runner
 
+_log = logging.getLogger(__name__)
 TRIES = 3  # to give variables their values, as one node or another is lost
 PATIENCE = 5.0  # seconds that a node which was lost then is waited for, as one is that starts: see `Master`
 
@@ -242,6 +245,56 @@ async def _are_enough(runner: Runner, away: frozenset[str]) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+class Comebacks:
+    """Looks, where a step failed, whether a node that was lost is back, and holds nothing of what it held.
+
+    It knows which process each task was when all variables had values. Steps of a trainer are the trainer's to save.
+    """
+
+    def __init__(self) -> None:
+        self._births: Mapping[str, str] = {}
+        self._looking = asyncio.Lock()
+
+    def note(self, births: Mapping[str, str]) -> None:
+        """All variables have values, on these processes; there are none of a session in one process."""
+        self._births = births
+
+    async def look(self, session: Inside, error: FlowrtError, counted: bool) -> None:
+        """Raise `NodeLost` if a step of ``session`` failed with ``error`` for a node that is back.
+
+        Where that has lost what it held, and the session has checkpoints, all variables are put back to the newest one
+        first, for the steps to come. Steps that are not ``counted`` do not ask for that: opening and restoring do.
+        """
+        if not (counted and self._births):
+            return
+        async with self._looking:
+            runner = session._open()
+            births = runner.births
+            back = [task for task, birth in births.items() if self._births.get(task, birth) != birth]
+            if not back:
+                return
+            what = f"{' and '.join(back)} had ended, and is back"
+            have = await runner.inventory()
+            empty = [key for key in session._held() if key not in have]
+            if not empty:
+                self._births = births
+                raise NodeLost(f"{what}; run the step again") from error
+            what += f" without what it held, as the variable {empty[0][1]!r}"
+            if session.checkpoints is None:
+                raise NodeLost(
+                    f"{what}; open the session again to begin anew, or give it checkpoints=fr.Checkpoints(path), which "
+                    "are then restored"
+                ) from error
+            try:
+                await session.checkpoints.go_back(session)
+            except FlowrtError as refused:
+                raise NodeLost(f"{what}, and could not be given it: {refused}") from refused
+            self._births = births
+            restored = f"{what}; all variables are put back to step {session.checkpoints.step}"
+            _log.warning("%s", restored)
+            raise NodeLost(f"{restored}: run the step again") from error
 
 
 def _follow(cluster: Any, master: Master) -> Callable[[], None]:

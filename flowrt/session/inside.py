@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from flowrt.graph import Graph
+    from flowrt.graph import Graph, Resource
     from flowrt.placement import Rules
     from flowrt.session.options import Options
     from flowrt.session.resting import Rests
@@ -19,6 +19,7 @@ class Inside(Protocol):
 
     graph: Graph
     options: Options
+    checkpoints: Any
     rests: Rests
     _placement: Rules | None
 
@@ -36,6 +37,8 @@ class Inside(Protocol):
     async def fill(self, step: Any, values: Sequence[Any]) -> None: ...
 
     def retire(self, *steps: Any) -> None: ...
+
+    def _held(self) -> Mapping[tuple[str, str], Resource]: ...
 
     def _open(self) -> Runner: ...
 

@@ -41,7 +41,7 @@ from flowrt.progress import Activity
 from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.sched.host.shielded import EndedAnyway
 from flowrt.sched.tape.direct import Numbers
-from flowrt.session.cluster_runner import again_where_lost, open_cluster
+from flowrt.session.cluster_runner import Comebacks, again_where_lost, open_cluster
 from flowrt.session.feeds import copied_bytes, fed_spec, not_fetched
 from flowrt.session.initial import arrays, initial_waves, tables
 from flowrt.session.options import Options
@@ -102,7 +102,7 @@ class Session(AsyncOnly):
         self._running: set[asyncio.Timeout] = set()
         self._failed_sources: Failures = {}
         self._iterating: dict[Any, Callable[[], Coroutine[Any, Any, None]]] = {}  # by trainer: what ends that
-        self._idle, self._numbers, self.rests = asyncio.Event(), Numbers(), Rests()
+        self._idle, self._numbers, self.rests, self._comebacks = asyncio.Event(), Numbers(), Rests(), Comebacks()
         self._closed, self._runs_now, self._anew = False, 0, False  # nodes held nothing of it when it was opened
         seeds = (self.options.seed, graph.seed)
         self._seed = next((int(seed) % (1 << 63) for seed in seeds if seed is not None), secrets.randbits(62))
@@ -118,6 +118,7 @@ class Session(AsyncOnly):
         try:
             self.graph.finalize()
             await again_where_lost(self._runner, self._initialize)
+            self._comebacks.note(self._runner.births)
         except BaseException:
             await self._close()
             raise
@@ -271,6 +272,9 @@ class Session(AsyncOnly):
                 raise self._why_stopped(step, timeout) from error
         except QueueClosedError as error:
             error.__cause__ = why_closed(step, self._failed_sources)
+            raise
+        except FlowrtError as error:
+            await self._comebacks.look(self, error, counted)
             raise
         finally:
             step.users -= 1
