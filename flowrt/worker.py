@@ -19,6 +19,7 @@ import ctypes
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import stat
@@ -74,14 +75,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress.draws = False  # the terminal is that of whoever started this node
     lines = _set_up_logging(given)
     try:
+        if given.die_with_parent:
+            _die_with_parent()  # also in what follows: modules of the user's may take long
         settings = read_settings(given)
         if lines is not None and settings.task:
             lines.node = settings.task
+        if given.die_with_parent and _parent_is_gone():
+            return 0
         for module in given.imports:
             bring(module)
         imports = hashes_here(given.imports)
-        if settings.die_with_parent:
-            _die_with_parent()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings, imports, lines))
     except FlowrtError as error:
@@ -250,6 +253,13 @@ def _die_with_parent() -> None:
         raise GraphError("--die-with-parent needs a pipe from the parent on stdin")
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def _parent_is_gone() -> bool:
+    """Whether it died before the system knew that we end with it."""
+    stdin = select.poll()
+    stdin.register(0, 0)  # for its end alone, which is always told
+    return bool(stdin.poll(0))
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:

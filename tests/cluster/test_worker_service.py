@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_world import running
+from process_world import ended, running
 
 import flowrt as fr
 from flowrt.net.door.tokens import new_token, save_token
@@ -118,6 +118,40 @@ def test_a_node_that_cannot_start_says_why_in_one_line_also_where_its_parent_is_
     (said,) = done.stderr.splitlines()
     assert said.startswith("flowrt worker: cannot read the token file /none: ")
     assert done.returncode == 2
+
+
+IMPORTING = (
+    *(sys.executable, "-m", "flowrt.worker", "--die-with-parent"),
+    *("--job=ps", "--task=0", "--bind=127.0.0.1:0", "--import=endless"),
+)
+SPAWNER = """
+import subprocess, sys
+node = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+print(node.pid, flush=True)
+node.wait()
+"""
+
+
+def endless(folder: Path) -> dict[str, str]:
+    """Variables that have a node find ``endless``, a module whose import says that it began and takes for ever."""
+    (folder / "endless.py").write_text("import threading\nprint('it began', flush=True)\nthreading.Event().wait()\n")
+    return {"PYTHONPATH": os.pathsep.join([HERE["PYTHONPATH"], str(folder)])}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system ends no process with its parent")
+async def test_a_node_ends_with_its_parent_though_it_still_imports(environ: dict[str, str], tmp_path: Path) -> None:
+    given = environ | endless(tmp_path)
+    async with asyncio.timeout(60), running(sys.executable, "-c", SPAWNER, *IMPORTING, env=given) as parent:
+        end = os.pidfd_open(int(await parent.stdout.readline()))
+        assert await parent.stdout.readline() == b"it began\n"
+        parent.kill()
+        await ended(end)
+
+
+def test_a_node_whose_parent_is_gone_imports_nothing(environ: dict[str, str], tmp_path: Path) -> None:
+    given = environ | endless(tmp_path)
+    done = subprocess.run(IMPORTING, stdin=subprocess.PIPE, capture_output=True, env=given, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 async def test_a_node_says_by_http_whether_it_can_be_used_and_logs_objects(environ: dict[str, str]) -> None:
