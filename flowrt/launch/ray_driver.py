@@ -1,7 +1,8 @@
 """How this process becomes one of Ray's drivers, or hears why it does not.
 
-Law: Ray itself tries for minutes to reach what is not there, and holds up the event loop meanwhile. So whether anybody
-listens at an address is found out before, in a time that the caller says, and can be interrupted.
+Law: Ray itself tries for minutes to reach what is not there. So whether anybody listens at an address is found out
+before, in a time that the caller says, and can be interrupted. One that listens and refuses Ray tries for 20 seconds:
+in another thread, as the event loop has others to serve.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from flowrt.base.errors import GraphError, ResourceError, user_site
 from flowrt.cluster.cluster import parse_address
+from flowrt.finishing import to_the_end
 from flowrt.net.door.addresses import UNREACHABLE
 from flowrt.net.door.connecting import reason
 from flowrt.progress import Activity
@@ -33,7 +35,14 @@ async def connect_to_ray(ray: Any, address: str | None, seconds: float) -> None:
     if place is not None:
         await _wait_listens(where, place, seconds)
     try:
-        ray.init(address=address, logging_level=logging.WARNING)
+        if place is None:  # what Ray then starts, a signal has to end: of that it hears in the main thread alone
+            _init(ray, address)
+        else:
+            logging.getLogger("ray._private.worker").addFilter(_is_for_users)
+            await to_the_end(asyncio.to_thread(_init, ray, address))
+    except asyncio.CancelledError:
+        ray.shutdown()
+        raise
     except ray.exceptions.RayError as error:  # which says what is amiss here, as that there is no token
         raise ResourceError(f"{user_site()}: {error}") from error
     except ConnectionError as error:
@@ -42,6 +51,15 @@ async def connect_to_ray(ray: Any, address: str | None, seconds: float) -> None:
         raise ResourceError(
             f"{user_site()}: what listens at {where} is no Ray, or does not let this process in: {error}; {_TOKEN}"
         ) from error
+
+
+def _init(ray: Any, address: str | None) -> None:
+    ray.init(address=address, logging_level=logging.WARNING)
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    """Not that Ray hears of no signals in a thread."""
+    return "SIGTERM handler" not in record.getMessage()
 
 
 def _place(where: str) -> tuple[str, int] | None:
