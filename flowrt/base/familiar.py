@@ -12,7 +12,7 @@ from typing import Any
 
 from flowrt.base.package import PACKAGE
 
-BEHIND = {"fr": "fr.nn", "fr.nn": "fr", "fr.random": "fr", "a tensor": "fr"}
+BEHIND = {"fr": "fr.nn", "fr.nn": "fr", "fr.random": "fr", "fr.quantize": "fr", "a tensor": "fr"}
 """Where else a name is looked for."""
 
 

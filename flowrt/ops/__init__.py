@@ -1,6 +1,6 @@
 """The ops, by family: each file holds what its ops mean; ``kernels/`` has twins that compute them.
 
-What a family's ``__all__`` names is `flowrt`'s own; `nn` and `random` are spaces of names beside it.
+What a family's ``__all__`` names is `flowrt`'s own; `nn`, `quantize` and `random` are spaces of names beside it.
 """
 
 import types as _types
@@ -8,6 +8,7 @@ import typing as _typing
 
 from flowrt.ops import fused as _fused  # noqa: F401  (which passes make)
 from flowrt.ops import nn as nn
+from flowrt.ops import quantize as quantize
 from flowrt.ops import random as random
 from flowrt.ops.activation import *
 from flowrt.ops.comparison import *
@@ -32,4 +33,9 @@ from flowrt.ops.trigonometry import *
 
 if not _typing.TYPE_CHECKING:  # checkers read lists that are written out alone, and take what is imported without one
     _modules = {name for name, value in globals().items() if isinstance(value, _types.ModuleType)}
-    __all__ = ["nn", "random", *(name for name in globals() if name not in _modules and not name.startswith("_"))]
+    __all__ = [
+        "nn",
+        "quantize",
+        "random",
+        *(name for name in globals() if name not in _modules and not name.startswith("_")),
+    ]

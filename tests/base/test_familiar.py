@@ -20,6 +20,7 @@ from flowrt.base.package import PACKAGE
 MODULES: dict[str, Any] = {
     "fr": fr,
     "fr.nn": fr.nn,
+    "fr.quantize": fr.quantize,
     "fr.random": fr.random,
     "fr.optim": fr.optim,
     "fr.data": fr.data,
@@ -63,6 +64,7 @@ TYPED = {
         "cast": "fr.astype",
         "softmaxx": "did you mean fr.nn.softmax",
     },
+    "fr.quantize": {"quantize_per_channel": "fr.quantize.quantize(x, axis)", "Linear": "quantized_matmul"},
     "fr.random": {"randn": "normal", "nromal": "did you mean fr.random.normal"},
     "fr.optim": {"Adagrad": "AdaGrad", "adam": "Adam", "Adammm": "did you mean fr.optim.Adam"},
     "fr.data": {"DataLoader": "fr.data.arrays", "from_generator": "fr.data.function", "parqet": "fr.data.parquet"},

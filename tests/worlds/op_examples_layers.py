@@ -6,10 +6,10 @@ import itertools
 from typing import Any
 
 import numpy as np
-from example import Example, normal
+from example import Example, integers, normal
 
 import flowrt.ops as fr
-from flowrt.ops import attention
+from flowrt.ops import attention, quantize
 
 
 def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
@@ -93,6 +93,28 @@ TRANSPOSED = [
     _transposed((0, 2, 2, 1), (3, 3, 2, 1), ((0, 1), (0, 1)), (4, 4), "none", strides=(2, 2)),
 ]  # fmt: skip
 
+
+def _of_bytes(left: tuple[int, ...], right: tuple[int, ...], note: str) -> Example:
+    return Example(
+        "matmul_int8",
+        quantize.matmul_int8,
+        (integers(*left, low=-128, high=128, dtype="int8"), integers(*right, low=-128, high=128, dtype="int8", seed=1)),
+        lambda a, b: a.astype("int32") @ b.astype("int32").swapaxes(-1, -2),
+        note=note,
+    )
+
+
+BYTES = [
+    _of_bytes((3, 70), (5, 70), "few"),
+    _of_bytes((1, 1), (1, 1), "one"),
+    _of_bytes((4, 1500), (67, 1500), "long"),
+    _of_bytes((2, 20, 33), (9, 33), "many"),
+    _of_bytes((40, 1025), (2, 1025), "many-long"),
+    _of_bytes((2, 1, 3, 4), (5, 2, 4), "batches"),
+    _of_bytes((2, 0), (3, 0), "no-terms"),
+    _of_bytes((0, 3), (2, 3), "no-rows"),
+]
+
 MANY = attention.KEPT + 1
 LAYERS = [
     Example(
@@ -114,4 +136,5 @@ LAYERS = [
     _gru(0, 2, 4, 5, False, True),
     _gru(2, 0, 4, 5, True, False),
     *TRANSPOSED,
+    *BYTES,
 ]

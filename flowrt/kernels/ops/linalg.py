@@ -83,7 +83,7 @@ for _name in ("matmul", "matmul_bias"):
 host_only("matmul_bias", why="a product whose register tiles add the bias; others are a product and an addition")
 
 
-def _tiled_on_cuda(read: Callable[[Any], Any]) -> Callable[..., None]:
+def tiled_on_cuda(read: Callable[[Any], Any]) -> Callable[..., None]:
     """The twin of a product of what ``read`` makes of the operands' entries."""
 
     def multiply(a: Any, b: Any, y: Any, transpose_a: int, transpose_b: int) -> None:
@@ -123,40 +123,48 @@ def as_it_is(x: Any) -> Any:
     return x
 
 
-matmul_on_cuda = kernel("matmul", "cuda", layout=matrices)(_tiled_on_cuda(as_it_is))
+matmul_on_cuda = kernel("matmul", "cuda", layout=matrices)(tiled_on_cuda(as_it_is))
 
 
 # ── of what is stored as floats of 16 bits ───────────────────────────────────────────────────────────────────────────
 
 
-def _widened(dtype: str) -> Callable[..., Application]:
-    """Has a host multiply the float32s that bits stand for: its tiles read those."""
+def widened(widen: str, how: Mapping[str, Any], unread: int = 0) -> Callable[..., Application]:
+    """Has a host multiply the float32s that the op ``widen`` makes of each operand: its tiles read those.
+
+    Behind that ``widen`` takes so many ``unread`` ones.
+    """
 
     def apply(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str) -> Application:
         wide = [Spec("float32", spec.concrete) for spec in inputs]
         product = apply_kernel("matmul", wide, outputs, attrs, device)
         beside = len(product.scratch) + len(product.local)
         places = (3, 4, 2, *range(5, 5 + beside))  # of the product's operands among these, whose scratch is wide first
-        widened = [
-            _renumbered(apply_kernel(f"widen_{dtype}", [bits, made], [made], {}, device).steps[0], (number, at, at))
-            for number, (bits, made, at) in enumerate(zip(inputs, wide, places, strict=False))
+        first = [
+            renumbered(
+                apply_kernel(widen, [stored, *[made] * unread], [made], how, device).steps[0],
+                (number, *[at] * (unread + 1)),
+            )
+            for number, (stored, made, at) in enumerate(zip(inputs, wide, places, strict=False))
         ]
-        steps = (*widened, *(_renumbered(step, places) for step in product.steps))
+        steps = (*first, *(renumbered(step, places) for step in product.steps))
         return replace(product, steps=steps, scratch=(*wide, *product.scratch))
 
     return apply
 
 
-def _renumbered(step: Launchable, places: Sequence[int]) -> Launchable:
+def renumbered(step: Launchable, places: Sequence[int]) -> Launchable:
+    """A launch of an application that is part of another, whose operands its own are at these ``places``."""
     assert isinstance(step, LaunchStep)
     return replace(step, operands=tuple(places[number] for number in step.operands))
 
 
-def _stored_flops(specs: Sequence[Spec]) -> float:
+def stored_flops(specs: Sequence[Spec]) -> float:
+    """`product_flops` of what is multiplied as float32, however it is stored."""
     return product_flops([Spec("float32", spec.concrete) for spec in specs])
 
 
-STORED_ON_CUDA = {dtype: _tiled_on_cuda(read) for dtype, read in (("bfloat16", of_bfloat16), ("float16", of_float16))}
+STORED_ON_CUDA = {dtype: tiled_on_cuda(read) for dtype, read in (("bfloat16", of_bfloat16), ("float16", of_float16))}
 for _dtype, _twin in STORED_ON_CUDA.items():
-    kernel(f"matmul_{_dtype}", form=Form.PROGRAM, flops=_stored_flops)(_widened(_dtype))
+    kernel(f"matmul_{_dtype}", form=Form.PROGRAM, flops=stored_flops)(widened(f"widen_{_dtype}", {}, unread=1))
     kernel(f"matmul_{_dtype}", "cuda", layout=matrices)(_twin)
