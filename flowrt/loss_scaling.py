@@ -25,7 +25,7 @@ from flowrt.ops.shape import stack
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import zeros_like
 from flowrt.ops.state import Variable, only_if, variables_from
-from flowrt.optim import Optimizer, by_parts
+from flowrt.optim.optimizer import Optimizer, by_parts
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

@@ -33,7 +33,7 @@ from flowrt.op import as_value
 from flowrt.ops.flow import group as group_ops
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
-from flowrt.optim import by_parts, counted_together, mirror
+from flowrt.optim.optimizer import by_parts, counted_together, mirror
 from flowrt.sched.policies import AllOf, LocalSteps, Policy, fewest, fixed_size, policy_to_data
 from flowrt.train.local import LocalCopies as LocalCopies
 from flowrt.train.local import LocalTower, apply_differences, build_local, outer_of
@@ -43,7 +43,7 @@ from flowrt.train.statistics import Tally
 from flowrt.train.updates import Gradient, all_finite, fed_like, mean_of, of_rows, parts_of
 
 if TYPE_CHECKING:
-    from flowrt.optim import Optimizer
+    from flowrt.optim.optimizer import Optimizer
 
 Array = np.ndarray[Any, Any]
 LossFn = Callable[[dict[str, Tensor]], Any]

@@ -24,7 +24,8 @@ from flowrt.graph import current_graph, current_scope, scoped
 from flowrt.op import as_value
 from flowrt.ops.elementwise import subtract
 from flowrt.ops.state import Variable, variables_from
-from flowrt.optim import SGD, Momentum, Optimizer, by_parts
+from flowrt.optim import SGD, Momentum, Optimizer
+from flowrt.optim.optimizer import by_parts
 from flowrt.train.updates import all_finite
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from flowrt.loss_scaling import LossScaled
 from flowrt.ops.comparison import isfinite
 from flowrt.ops.elementwise import astype, where
 from flowrt.ops.state import Variable, variables_from
-from flowrt.optim import by_parts, mirror
+from flowrt.optim.optimizer import by_parts, mirror
 from flowrt.train.updates import Gradient, all_finite
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
-    from flowrt.optim import Optimizer
+    from flowrt.optim.optimizer import Optimizer
 
 Pairs = Sequence[tuple[Gradient, Variable]]
 
