@@ -225,3 +225,24 @@ def answers_of(body: Plan, inputs: Sequence[Spec]) -> list[Spec]:
 def changes_state(*bodies: Plan | None) -> bool:
     """Whether anything in the bodies has an effect, so that only the step machine may run them."""
     return any(has_effect(node) for body in bodies if body is not None for node in body.nodes)
+
+
+def built_of(target: Tensor, instead: Mapping[Tensor, Tensor], graph: Graph) -> Tensor:
+    """``target`` once more, in ``graph``, of other tensors ``instead`` of some: what hangs on these is built again.
+
+    What draws random numbers draws the same. Raises `GraphError` for what has an effect, as that happens once, and for
+    variables that are read anew where another tensor stands for them.
+    """
+    values = dict(instead)
+    variables = {name for t in instead for name in t.op.resources}
+    for node in between(target.graph, list(instead), [target]):
+        for _, name in variables.intersection(node.resources):
+            raise GraphError(f"{node!r} reads {name!r} anew, and not what stands for it; use the variable itself")
+        if any(t in values for t in node.inputs):
+            if has_effect(node):
+                raise GraphError(f"{node!r} has an effect, and so is not computed again for other values")
+            inputs = [graph.adopt(values.get(t, t)) for t in node.inputs]
+            again = built_again(graph, node.op, inputs, node.attrs, node.name, node.site)
+            values.update(zip(node.outputs, again, strict=True))
+    found: Tensor = graph.adopt(values.get(target, target))
+    return found

@@ -10,8 +10,9 @@ from flowrt.base.familiar import answering
 from flowrt.optim.clipping import clip_by_global_norm
 from flowrt.optim.descent import SGD, AdaGrad, Adam, AdamW, Momentum, RMSProp
 from flowrt.optim.optimizer import Optimizer
+from flowrt.optim.quasi_newton import LBFGS
 
-__all__ = ["SGD", "AdaGrad", "Adam", "AdamW", "Momentum", "Optimizer", "RMSProp", "clip_by_global_norm"]
+__all__ = ["LBFGS", "SGD", "AdaGrad", "Adam", "AdamW", "Momentum", "Optimizer", "RMSProp", "clip_by_global_norm"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = answering("fr.optim", globals())

@@ -89,6 +89,8 @@ SIGNATURES = {
     "random.uniform": "shape, low=0.0, high=1.0, dtype='float32', seed=None",
     "optim.SGD": "lr",
     "optim.Momentum": "lr, momentum, nesterov=False",
+    "optim.LBFGS": "",
+    "optim.LBFGS.minimize": "self, loss, variables=None",
     "optim.SGD.minimize": "self, loss, variables=None",
     "optim.SGD.compute_gradients": "self, loss",
     "optim.SGD.apply_gradients": "self, pairs",
