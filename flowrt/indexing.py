@@ -2,10 +2,12 @@
 
 What is known while the graph is built goes to `getitem` as plain data. What only a step will know, an index, several,
 or a bound of a slice, cuts its own axis of what that leaves: from the last axis to the first, so that places stay.
+Arrays of indices of several axes name entries together: these axes become one, of which `take` takes them.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from flowrt.base.plain import default_array
 from flowrt.op import REGISTRY, as_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 WHOLE = (None, None, None)
 FARTHEST = np.iinfo(np.int64).max
@@ -28,16 +30,87 @@ def indexed(x: Any, key: Any) -> Any:
     if not any(map(_is_late, items)):
         return REGISTRY["getitem"](x, tuple(items))
     items = _for_each_axis(items, as_value(x))
-    known = tuple(WHOLE if _is_late(item) else item for item in items)
+    together = _together(items)
+    known = tuple(WHOLE if _is_late(item) or place in together else item for place, item in enumerate(items))
     if any(item != WHOLE for item in known):
         x = REGISTRY["getitem"](x, known)
-    left = [item for item in items if not isinstance(item, int)]  # one for each axis that there is now
-    for axis in reversed(range(len(left))):
+    left = [item for place, item in enumerate(items) if place in together or not isinstance(item, int)]
+    for axis in reversed(range(len(left))):  # one item for each axis that there is now
         if isinstance(left[axis], slice):
             x = _stretch(x, axis, left[axis])
-        elif _is_late(left[axis]):
+        elif axis not in together and _is_late(left[axis]):
             x = REGISTRY["take"](x, left[axis], axis)
-    return x
+    if not together:
+        return x
+    indices = _side_by_side([left[axis] for axis in together])
+    return entries_at(x, as_value(x).shape, indices, len(together), together[0])
+
+
+def _together(items: Sequence[Any]) -> Sequence[int]:
+    """Which items name entries together, an index of each for each entry: none where there are no two arrays."""
+    chosen = [place for place, item in enumerate(items) if _chooses(item)]
+    arrays = sum(_is_late(items[place]) and _rank(items[place]) != 0 for place in chosen)
+    if arrays and chosen[-1] - chosen[0] >= len(chosen):
+        raise GraphError(
+            f"{user_site()}: indices beside an array of indices must follow one another, as in x[:, i, j]; put "
+            "the axes of x in another order first, by fr.transpose"
+        )
+    return chosen if arrays > 1 else ()
+
+
+def _chooses(item: Any) -> bool:
+    return isinstance(item, int) or (_is_late(item) and not isinstance(item, slice))
+
+
+def _rank(item: Any) -> int:
+    return len(item.shape)
+
+
+def _side_by_side(items: Sequence[Any]) -> Any:
+    """Indices that are broadcast together, as [..., k]."""
+    if not any(hasattr(item, "builder") for item in items):
+        return np.stack(np.broadcast_arrays(*items), -1)
+    wide = [_as_int64(item) for item in items]
+    shapes = [getattr(item, "shape", ()) for item in items]
+    if len(set(shapes)) > 1 or None in shapes[0]:
+        nothing = sum(item * 0 for item in wide)  # which broadcasts
+        wide = [nothing + item for item in wide]
+    return REGISTRY["stack"](wide, -1)
+
+
+def _as_int64(index: Any) -> Any:
+    """An index that is a tensor, as int64; what that does not hold, out of range as it was."""
+    if isinstance(index, int):
+        return index
+    if index.dtype == np.uint64:
+        index = REGISTRY["minimum"](index, FARTHEST)
+    return index if index.dtype == np.int64 else REGISTRY["astype"](index, "int64")
+
+
+def entries_at(
+    x: Any, shape: Sequence[int | None], indices: Any, count: int, axis: int = 0, name: str | None = None
+) -> Any:
+    """What ``indices`` [..., count] name in so many axes of ``x``, from ``axis`` on: slices of the others.
+
+    ``shape`` is that of ``x``, as far as it is known.
+    """
+    sizes = sizes_of(shape, lambda: REGISTRY["shape_of"](x))
+    flat, merged = flattened(indices, sizes, count, axis)
+    return REGISTRY["take"](REGISTRY["reshape"](x, merged), flat, axis, name=name)
+
+
+def sizes_of(shape: Sequence[int | None], late: Callable[[], Any]) -> list[Any]:
+    """The sizes in ``shape``, those that are not known as entries of the vector that ``late`` answers."""
+    vector = late() if None in shape else None
+    return [REGISTRY["getitem"](vector, (axis,)) if n is None else n for axis, n in enumerate(shape)]
+
+
+def flattened(indices: Any, sizes: Sequence[Any], count: int, axis: int = 0) -> tuple[Any, list[Any]]:
+    """The indices of one axis in the place of ``count`` ones, from ``axis`` on, and the ``sizes`` that then are."""
+    chosen = sizes[axis : axis + count]
+    known = all(isinstance(n, int) for n in chosen)
+    bounds = np.array(chosen, np.int64) if known else REGISTRY["stack"](chosen)
+    return REGISTRY["flat_indices"](indices, bounds, axis), [*sizes[:axis], math.prod(chosen), *sizes[axis + count :]]
 
 
 def _is_late(item: Any) -> bool:
@@ -76,9 +149,7 @@ def _bound(given: Any) -> Any:
         raise GraphError(f"{user_site()}: a slice is from integer to integer, not {given!r}")
     if isinstance(value.spec.value, int):
         return value.spec.value
-    if value.dtype == np.uint64:
-        value = REGISTRY["minimum"](value, FARTHEST)
-    return value if value.dtype == np.int64 else REGISTRY["astype"](value, "int64")
+    return _as_int64(value)
 
 
 def _number(value: Any, what: str) -> int:
@@ -95,12 +166,6 @@ def _for_each_axis(items: list[Any], x: Any) -> list[Any]:
     if len(used) > len(x.shape) or len(dots) > 1:
         raise GraphError(
             f"{user_site()}: {len(used)} indices do not fit {x!r}; use at most one for each axis, and one ..."
-        )
-    chosen = [item for item in used if not isinstance(item, (slice, tuple))]
-    if len(chosen) > 1 and any(map(np.ndim, chosen)):
-        raise GraphError(
-            f"{user_site()}: an array of indices stands beside slices alone; of one entry for each row write "
-            "fr.sum(x * fr.one_hot(ids, n), -1), else x[ids] axis by axis"
         )
     place = dots[0] if dots else len(items)
     return [*items[:place], *[WHOLE] * (len(x.shape) - len(used)), *items[place + len(dots) :]]

@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "graph": [*FLOOR, "op", "operators"],
     "typed": [*FLOOR, "op", "graph"],
     "subgraph": [*FLOOR, "op", "graph"],
-    "ops": [*FLOOR, "op", "operators", "graph", "typed", "subgraph", "ops"],
+    "ops": [*FLOOR, "op", "indexing", "operators", "graph", "typed", "subgraph", "ops"],
     "gradients": [*FLOOR, "op", "graph", "subgraph", "ops"],
     "passes": [*FLOOR, "op", "graph", "subgraph", "ops", "gradients", "passes"],
     "progress": FLOOR,

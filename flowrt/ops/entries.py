@@ -1,22 +1,28 @@
-"""Entries chosen one by one: along an axis, each line by indices of its own."""
+"""Entries chosen one by one: in each line along an axis by its own indices, or by an index for each of several axes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
+from flowrt.base.locating import located
 from flowrt.base.spec import Shape, Spec, normal_axes
-from flowrt.ops.inference import broadcast, filled
+from flowrt.indexing import entries_at, flattened, sizes_of
+from flowrt.op import as_value
+from flowrt.ops.index import scatter_add
+from flowrt.ops.inference import broadcast, described, filled
 from flowrt.ops.reduce import sum_to
-from flowrt.ops.shape import concat
+from flowrt.ops.shape import concat, reshape
 from flowrt.ops.source import shape_of
 from flowrt.typed import op
 
 if TYPE_CHECKING:
-    from flowrt.graph import Node, Tensor
+    from flowrt.graph import Node, Tensor, TensorOrArray
     from flowrt.typed import Operand, Result
 
 __all__ = [
+    "gather_nd",
+    "scatter_nd",
     "take_along_axis",
 ]
 
@@ -87,3 +93,61 @@ def add_along_axis(updates: Operand, indices: Operand, shape: Operand, axis: int
         if not expected.accepts(updates.dtype, updates.dims):
             raise SpecError(f"updates of {out} at {indices} along axis {axis} must be {expected}, got {updates}")
     return out
+
+
+@op(gradient=None)
+def flat_indices(indices: Operand, sizes: Operand, axis: int = 0, *, name: str | None = None) -> Result:
+    """Where the entries that ``indices`` [..., k] name, by an index for each axis, lie in the flattened ``sizes``.
+
+    Negative ones count from the end. One that is out of range fails the step; ``axis`` is what errors are to call the
+    first.
+    """
+    if indices.dtype.kind not in "iu":
+        raise SpecError(f"indices must be integers, got {indices}; use astype")
+    if indices.dims is None:
+        return Spec("int64", None)
+    if indices.rank == 0 or indices.shape[-1] is None:
+        raise SpecError(f"the last size of indices says how many axes they name, so it must be known, got {indices}")
+    shape = filled("bool", sizes)
+    if shape.dims is not None and shape.rank != indices.shape[-1]:
+        raise SpecError(f"indices {indices} name {indices.shape[-1]} axes, got the sizes of {shape.rank}")
+    if shape.dims is not None and 0 in shape.dims and indices.known and indices.size > 0:
+        raise SpecError(f"nothing can be taken from axes of sizes {shape.dims}, one of which is empty")
+    return Spec("int64", indices.shape[:-1])
+
+
+@located("gather_nd")
+def gather_nd(params: Operand, indices: Operand, *, name: str | None = None) -> TensorOrArray:
+    """The entries of ``params`` that ``indices`` [..., k] name by an index for each of its first k axes.
+
+    They are slices of the axes that are left: the result is [..., *params.shape[k:]]. Negative indices count from the
+    end; one that is out of range fails the step. ``x[i, j]`` takes indices of each axis by themselves.
+    """
+    held, given = described(params), described(indices)
+    _check_naming(held, given, "params")
+    made: TensorOrArray = entries_at(params, held.shape, indices, given.shape[-1] or 0, name=name)
+    return made
+
+
+@located("scatter_nd")
+def scatter_nd(indices: Operand, updates: Operand, shape: Operand, *, name: str | None = None) -> TensorOrArray:
+    """Zeros of ``shape``, to whose entries at ``indices`` [..., k], as of `gather_nd`, the ``updates`` are added.
+
+    ``updates`` is shaped like ``gather_nd(result, indices)``; entries named more than once get every addition.
+    """
+    given, out = described(indices), filled(described(updates).dtype, described(shape))
+    _check_naming(out, given, "shape")
+    count = given.shape[-1] or 0
+    wanted = Spec(out.dtype, (*given.shape[:-1], *out.shape[count:]))
+    found = described(updates)
+    if found.dims is not None and not wanted.accepts(found.dtype, found.dims):
+        raise SpecError(f"updates of {out} at {given} must be {wanted}, got {found}")
+    flat, merged = flattened(indices, sizes_of(out.shape, lambda: as_value(shape)), count)
+    return reshape(scatter_add(updates, flat, merged), shape, name=name)
+
+
+def _check_naming(held: Spec, indices: Spec, what: str) -> None:
+    if held.dims is None or indices.dims is None or not indices.dims or indices.dims[-1] is None:
+        raise SpecError(f"{what} must be of known rank, and indices of known last size, got {held} and {indices}")
+    if indices.dims[-1] > held.rank:
+        raise SpecError(f"indices {indices} name {indices.dims[-1]} axes, of {held}, which has {held.rank}")

@@ -192,13 +192,13 @@ def linspace(
     first, last = as_value(start), as_value(stop)
     own = common_dtype([end.dtype for end in (first, last) if not is_weak(end) and hasattr(end, "dtype")] or [0.0])
     held = as_dtype(dtype) if dtype is not None else own if own.kind == "f" else np.dtype(np.float64)
-    if hasattr(first, "builder") or hasattr(last, "builder"):
-        return _between(first, last, num, endpoint, held, name)
-    return constant(np.linspace(first, last, num, endpoint, dtype=held), name=name)
+    if is_weak(first) and is_weak(last):
+        return constant(np.linspace(first, last, num, endpoint, dtype=held), name=name)
+    return _between(first, last, num, endpoint, held, name)
 
 
 def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: np.dtype[Any], name: str | None) -> TensorOrArray:
-    """`linspace` where only a step knows the ends."""
+    """`linspace` of tensors and arrays."""
     wide = dtype if dtype.kind == "f" else np.dtype(np.float64)
     first, last = _of_dtype(start, wide), _of_dtype(stop, wide)
     rank = max(described(first).rank, described(last).rank)

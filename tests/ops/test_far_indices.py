@@ -22,6 +22,8 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "columns of each line": lambda t: fr.take_along_axis(TABLE, fr.stack([fr.stack([t, t, t])]), axis=0),
     "sums of entries": lambda t: entries.add_along_axis(TABLE[:, :1], fr.stack([fr.stack([t])] * 4), (4, 3), 1),
     "sums of columns": lambda t: entries.add_along_axis(TABLE[:1], fr.stack([fr.stack([t, t, t])]), (4, 3), 0),
+    "entries of axes": lambda t: fr.gather_nd(TABLE, fr.stack([fr.stack([t, t])])),
+    "sums of axes": lambda t: fr.scatter_nd(fr.stack([fr.stack([t, t])]), np.float32([1]), (4, 3)),
     "embedding": lambda t: fr.nn.embedding_lookup(TABLE, fr.stack([t])),
     "shards": lambda t: fr.nn.embedding_lookup([TABLE, TABLE], fr.stack([t])),
     "bag": lambda t: fr.mean(fr.take(TABLE, fr.stack([fr.stack([t, t]), fr.stack([t, t])])), axis=1),

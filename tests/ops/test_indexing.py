@@ -28,6 +28,16 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "behind a new axis": lambda t: (None, ..., slice(t, None)),
     "a window beyond the end": lambda t: slice(t + 1, t + 9),
     "all of it": lambda t: (t, t, t - 1),
+    "two arrays": lambda t: (np.array([0, 2]) + t, np.array([0, -2]) + t),
+    "arrays that are known": lambda t: ([3, 0, 1], [[0], [-1]]),
+    "arrays that broadcast": lambda t: (np.array([[0], [2]]) + t, np.array([0, 1]), slice(None, t)),
+    "an array beside an index": lambda t: (t, np.array([0, 1]) * t),
+    "an index beside an array": lambda t: (slice(None, None, -1), np.array([2, 0]) * t, -1),
+    "arrays behind slices": lambda t: (slice(t, None), np.array([0, 2]) * t, np.array([0, 1])),
+    "arrays behind a new axis": lambda t: (None, [1, 0], np.array([1, 2]) * t, None),
+    "arrays beside an index": lambda t: (np.array([1, 0]) * t, t, np.array([0, 1]), ...),
+    "arrays of all axes": lambda t: (..., np.array([1, -2]) * t, np.array([0, 1]), [1, 0]),
+    "arrays of none": lambda t: (..., np.array([], np.int64) * t, np.array([], np.int64)),
 }
 
 
@@ -76,6 +86,24 @@ def test_integers_in_an_array_list_or_tensor_take_entries(ids: Any) -> None:
     with fr.BlockingSession(graph) as session:
         for found, want in zip(session.run(built, {x: VALUES, given: plain}), wanted, strict=True):
             np.testing.assert_array_equal(found, want)
+
+
+def test_arrays_of_indices_count_what_they_name_more_than_once_and_are_of_any_integers() -> None:
+    rows, columns = np.int8([1, -1, 1, 1]), np.uint64([2, 0, 2, 0])
+    with fr.Graph() as graph:
+        x, i, j = (fr.placeholder(*spec) for spec in (("float64", (4, None, 2)), ("int8", (4,)), ("uint64", (None,))))
+        taken = x[i, j]
+        (slope,) = fr.gradients(fr.sum(taken), [x])
+    assert taken.shape == (4, 2)
+    placed = np.zeros(VALUES.shape)
+    np.add.at(placed, (rows, columns), 1)
+    with fr.BlockingSession(graph) as session:
+        found = session.run([taken, slope], {x: VALUES, i: rows, j: columns})
+        np.testing.assert_array_equal(found[0], VALUES[rows, columns])
+        np.testing.assert_array_equal(found[1], placed)
+        for far in ([3, 0, 0, 0], [0, 0, 0, 2**64 - 1]):
+            with pytest.raises(fr.FlowrtError, match=r"test_indexing.py:\d+\): an index is out of range"):
+                session.run(taken, {x: VALUES, i: rows, j: np.uint64(far)})
 
 
 def test_bounds_that_are_known_while_the_graph_is_built_leave_no_size_open() -> None:
@@ -130,8 +158,8 @@ def test_an_index_out_of_range_fails_the_step() -> None:
         (lambda t: slice(None, None, t), "a slice is by an int that is known while the graph is built"),
         (lambda t: (t, t, t, t), "4 indices do not fit"),
         (lambda t: (..., t, ...), "1 indices do not fit"),
-        (lambda t: ([0, 1], [0, 1]), r"write fr.sum\(x \* fr.one_hot\(ids, n\), -1\)"),
-        (lambda t: (0, slice(None), [0, 1]), "stands beside slices alone"),
+        (lambda t: ([0, 1], slice(None), [0, 1]), r"must follow one another, as in x\[:, i, j\]"),
+        (lambda t: (0, slice(None), [0, 1]), "put the axes of x in another order first, by fr.transpose"),
     ],
 )
 def test_what_is_no_index_names_the_line_and_the_way(key: Callable[[Any], Any], says: str) -> None:

@@ -15,6 +15,13 @@ NAN, INF = np.float32("nan"), np.float32("inf")
 FLOATS = np.tile(np.float32([0.0, -1.5, NAN, INF, -INF, 3e38]), 20)
 BITS = integers(9, low=-(2**31), high=2**31, dtype="int64").astype("int32")
 
+
+def _scattered(updates: np.ndarray, places: tuple[list[int], ...], size: tuple[int, ...]) -> np.ndarray:
+    out = np.zeros(size, updates.dtype)
+    np.add.at(out, places, updates)
+    return out
+
+
 LOGIC = [
     Example("isinf", fr.isinf, (FLOATS,), np.isinf),
     Example("isinf", fr.isinf, (FLOATS.astype("float64"),), np.isinf),
@@ -204,4 +211,42 @@ ENTRIES = [
             (2, bools(3, 4, 0), integers(3, 4, 0)),
         ]
     ],
+    Example(
+        "take",
+        lambda x: fr.gather_nd(x, [[[2, 0], [-1, -4]], [[0, 3], [2, 0]]]),
+        (CUBE,),
+        lambda x: x[[[2, -1], [0, 2]], [[0, -4], [3, 0]]],
+        note="gather_nd",
+    ),
+    Example(
+        "flat_indices",
+        fr.gather_nd,
+        (CUBE, integers(6, 3, low=-3, high=3)),
+        lambda x, i: x[tuple(i.T)],
+        open_sizes=False,  # of how many axes they name
+    ),
+    Example(
+        "flat_indices", lambda x: fr.gather_nd(x, np.zeros((2, 0), int)), (CUBE,), lambda x: np.stack([x, x]), note="0"
+    ),
+    Example(
+        "flat_indices",
+        lambda x: fr.gather_nd(x, np.zeros((0, 2), int)),
+        (bools(0, 4, 3),),
+        lambda x: x[0:0, 0],
+        note="none",
+    ),
+    Example(
+        "scatter_add",
+        lambda u: fr.scatter_nd([[2, 0], [1, -1], [2, 0]], u, (3, 4, 2)),
+        (normal(3, 2),),
+        lambda u: _scattered(u, ([2, 1, 2], [0, -1, 0]), (3, 4, 2)),
+        note="scatter_nd",
+    ),
+    Example(
+        "flat_indices",
+        lambda u, n: fr.scatter_nd([[2], [1], [-3]], u, fr.stack([n, 2])),
+        (integers(3, 2), np.int64(4)),
+        lambda u, n: _scattered(u, ([2, 1, -3],), (n, 2)),
+        note="computed",
+    ),
 ]

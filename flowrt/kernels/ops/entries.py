@@ -151,3 +151,36 @@ def add_along_axis_on_cuda(updates: Any, indices: Any, shape: Any, y: Any, parts
             elif row >= first and row < last:
                 y[i, row, k] += updates[i, j, k]
         mine += cuda.gridsize(1)
+
+
+def _flattening(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    many, axes = outputs[0].size, inputs[0].concrete[-1]
+    return Call((View.dense((many, axes)), View.dense((axes,)), View.dense((many,))), units=many)
+
+
+@kernel("flat_indices", layout=_flattening)
+def flat_indices(indices: Any, sizes: Any, y: Any, begin: int, end: int, run: Any) -> None:
+    wrong = np.int64(0)
+    for j in range(np.uint64(begin), np.uint64(end)):
+        flat = np.int64(0)
+        for k in range(np.uint64(indices.shape[1])):
+            row = row_of(indices[j, k], sizes[k], 0)
+            wrong |= row
+            flat = flat * sizes[k] + row
+        y[j] = flat
+    if wrong < 0:
+        run[0] = OUT_OF_RANGE
+
+
+@kernel("flat_indices", "cuda", layout=_flattening)
+def flat_indices_on_cuda(indices: Any, sizes: Any, y: Any, run: Any) -> None:
+    j = cuda.grid(1)
+    while j < y.size:
+        flat = 0
+        for k in range(indices.shape[1]):
+            row = row_of(indices[j, k], sizes[k], 0)
+            if row == NOT_THERE:
+                run[0] = OUT_OF_RANGE
+            flat = flat * sizes[k] + row
+        y[j] = flat
+        j += cuda.gridsize(1)

@@ -22,10 +22,13 @@ Attrs: TypeAlias = Mapping[str, Attr]
 
 @valueclass
 class _Choosing:
-    """An op whose operand ``indices`` names some of as many entries as ``bound`` says of its operands."""
+    """An op whose operand ``indices`` names some of as many entries as ``bound`` says of its operands.
+
+    Where that says it of several axes, the last one of the indices has one for each.
+    """
 
     indices: int
-    bound: Callable[[Sequence[Array], Any], int]
+    bound: Callable[[Sequence[Array], Any], Any]
     entries: str = "rows"
     wraps: bool = True
 
@@ -46,6 +49,7 @@ _CHOOSING = {
     "scatter_add": _Choosing(1, _scattered),
     "take_along_axis": _Choosing(1, _along),
     "add_along_axis": _Choosing(1, _scattered),
+    "flat_indices": _Choosing(0, lambda operands, _: operands[1]),
     "group_rows": _Choosing(0, lambda _, attrs: attrs["size"]),
     "route_rows": _Choosing(0, lambda operands, _: operands[1].flat[-1]),
     "take_parts": _Choosing(-1, lambda _, attrs: attrs["bounds"][-1]),
@@ -75,14 +79,20 @@ def misfit(
     choosing = _CHOOSING.get(op)
     if choosing is None:
         return ""
-    indices, bound = operands[choosing.indices], int(choosing.bound(operands, attrs))
+    indices, bound = operands[choosing.indices], choosing.bound(operands, attrs)
     wraps, absent = choosing.wraps and bool(attrs.get("wraps", True)), bool(attrs.get("absent", False))
-    found = _first_outside(indices.reshape(-1), bound, wraps, absent)
+    of_axes = isinstance(bound, np.ndarray)
+    found = _first_outside(
+        indices.reshape(-1), np.resize(bound, indices.size) if of_axes else int(bound), wraps, absent
+    )
     if found is None:
         return ""
     spec, at = _placed(indices, shape, found)
-    axis = normal_axes(attrs["axis"], operands[0].ndim)[0] if "axis" in attrs else 0
-    has = has_so_many(bound, axis, table, choosing.entries)
+    axis: Any = attrs.get("axis", 0)
+    if of_axes:
+        has = has_so_many(int(bound[at[-1]]), axis + at[-1])
+    else:
+        has = has_so_many(int(bound), normal_axes(axis, operands[0].ndim)[0] if axis else 0, table, choosing.entries)
     return f": {indices.reshape(-1)[found]} at position {at} of {spec}, and {has}"
 
 
@@ -92,7 +102,7 @@ def has_so_many(bound: int, axis: int, table: str = "", entries: str = "rows") -
     return f"{whose} {bound:,} {entries if axis == 0 else f'entries along axis {axis}'}"
 
 
-def _first_outside(indices: Array, bound: int, wraps: bool, absent: bool) -> int | None:
+def _first_outside(indices: Array, bound: int | Array, wraps: bool, absent: bool) -> int | None:
     least = -bound if wraps else 0
     outside = indices >= bound
     if indices.dtype.kind == "i":
