@@ -24,12 +24,18 @@ COUNT_MASK, RUN_MASK = (1 << COUNT_BITS) - 1, (1 << 23) - 1
 # threads' words and bases.
 NODES, TASKS, TASK_COUNT, FOLLOWERS, CHUNKS, TIMES, ROW, ROW_WORDS, ROWS, LOCAL, LOCAL_BYTES = range(11)
 BOARD, ITERATIONS, SPAN = 11, 12, 13  # of a loop: the crew's board, how many there were, two words as of a tape
+STAMPS = 15  # where what each thread ran and when is written down; 0 where it is not, as mostly
 FINISHED, OWN, FAILED, COUNTERS_END = 16, 17, 32, 48  # OWN: 1 + the task that is the caller's to run now
 WAITS, LEFT, BEGUN, TASK_COUNTERS = range(4)  # of so many words for each task
 
 # A task: its launches, its chunks, its followers (positions in their list) and how many tasks it waits for.
 # One that is the caller's own, a loop whose iterations are shared in their turn, is offered to nobody else.
 TASK_FIRST, TASK_STOP, TASK_CHUNKS, FOLLOWERS_FROM, FOLLOWERS_STOP, TASK_WAITS, TASK_OWN, TASK_WORDS = range(8)
+
+# Stamps: how many were wanted, how many there is room for, then of each: its launch, whose words it ran with, and
+# nanoseconds.
+STAMPED, MOST_STAMPS, FIRST_STAMP = range(3)
+STAMP_LAUNCH, STAMP_WORDS, STAMP_BEGAN, STAMP_ENDED, STAMP_FIELDS = range(5)
 
 NODE_WORDS = 3  # of a launch: entry, block, units
 LOCAL_BASE = 2  # the slot of ``bases`` that is each thread's own

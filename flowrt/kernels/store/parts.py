@@ -68,10 +68,9 @@ class RuntimeObject:
         return made_by(self.module, self.function, *self.arguments, symbol)
 
 
+_SHARING = ("flowrt.kernels.run.board", "flowrt.kernels.emit.launches.atomic")
 _LOOPS = {
-    name: RuntimeObject(
-        f"loop_{name}", "flowrt.kernels.emit.launches.tape", "emit_loop", (name,), ("flowrt.kernels.run.board",)
-    )
+    name: RuntimeObject(f"loop_{name}", "flowrt.kernels.emit.launches.tape", "emit_loop", (name,), _SHARING)
     for name in ("alone", "shared", "help")
 }
 _CALLS = ("flowrt.kernels.run.direct", "flowrt.kernels.launch")
@@ -83,7 +82,7 @@ _AT_ONCE = RuntimeObject(
     (),
     ("flowrt.kernels.run.at_once", "flowrt.kernels.emit.launches.direct", *_CALLS),
 )
-LOOP_MAKERS = ("flowrt.kernels.composite.nested", "flowrt.kernels.run.board", "flowrt.kernels.emit.launches.tape")
+LOOP_MAKERS = ("flowrt.kernels.composite.nested", "flowrt.kernels.emit.launches.tape", *_SHARING)
 _NESTED = {
     kind: RuntimeObject(f"nested_{kind}", "flowrt.kernels.emit.launches.nested", "emit_nested", (kind,), LOOP_MAKERS)
     for kind in ("loop", "cond")

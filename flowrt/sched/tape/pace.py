@@ -82,6 +82,15 @@ class Share:
         """Have the next run add each launch's nanoseconds to the words at ``times``, if there are any."""
         self._words[at.TIMES] = times
 
+    def stamp(self, stamps: int) -> None:
+        """Have runs that are timed write down at ``stamps`` which thread ran which chunk, and when; nowhere if 0."""
+        self._words[at.STAMPS] = stamps
+
+    def lanes(self, rows: Array) -> Array:
+        """Whose words these are, by address: 0 for the caller, helpers from 1 on."""
+        helpers = (rows - self._words[at.ROWS]) // (8 * self._words[at.ROW_WORDS]) + 1
+        return np.where(rows == self._words[at.ROW], 0, helpers)
+
 
 class Pace:
     """What a tape knows of its speed. ``division`` says how a crew of ``threads`` shares it, None: not at all.

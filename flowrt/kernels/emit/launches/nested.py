@@ -16,7 +16,8 @@ from numba.extending import intrinsic
 from flowrt.kernels.composite import nested
 from flowrt.kernels.emit.abi import pointer
 from flowrt.kernels.emit.entries import RUN_WORDS, call_entry, object_code, set_word, word_at
-from flowrt.kernels.emit.launches.tape import claim, leave, load, run_iteration
+from flowrt.kernels.emit.launches.atomic import load
+from flowrt.kernels.emit.launches.tape import claim, leave, run_iteration
 from flowrt.kernels.emit.lowering import Lowered
 
 _BYTE = ir.IntType(8)

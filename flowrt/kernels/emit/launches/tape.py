@@ -15,87 +15,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from flowrt.kernels.emit.entries import RUN_WORDS, call_entry, object_code, set_word, word_at
+from flowrt.kernels.emit.launches.atomic import add, least, load, pause, replace, store
 from flowrt.kernels.emit.lowering import Lowered
 from flowrt.kernels.run import board as at
 
 _WORD = ir.IntType(64)
-_PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": ("llvm.aarch64.hint", (1,))}
 _SPINS = 32  # pauses between two looks at the clock
 _PATIENT = 256  # pauses before the core is offered to others
 _SKIPPED, _DECIDED = 1 << 40, 1 << 41  # what was decided for a launch's chunks, beside how many are left
-
-
-def _word(builder: Any, address: Any, position: Any) -> Any:
-    return builder.gep(builder.inttoptr(address, _WORD.as_pointer()), [position])
-
-
-@intrinsic
-def load(typing_context: Any, address: Any, position: Any) -> Any:
-    """What a word holds now that others may change: read anew each time, and before whatever follows."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load_atomic(_word(builder, *args), "seq_cst", 8)
-
-    return types.intp(types.intp, types.intp), codegen
-
-
-@intrinsic
-def _store(typing_context: Any, address: Any, position: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store_atomic(args[2], _word(builder, *args[:2]), "seq_cst", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), codegen
-
-
-def _changing(operation: str) -> Any:
-    """An intrinsic (address, position, value) that changes a word at once and answers what it was."""
-
-    @intrinsic
-    def change(typing_context: Any, address: Any, position: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.atomic_rmw(operation, _word(builder, *args[:2]), args[2], "seq_cst")
-
-        return types.intp(types.intp, types.intp, types.intp), codegen
-
-    return change
-
-
-_add, _least = _changing("add"), _changing("min")
-
-
-@intrinsic
-def _replace(typing_context: Any, address: Any, position: Any, old: Any, new: Any) -> Any:
-    """Put ``new`` where ``old`` is; answers what was there."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _word(builder, *args[:2])
-        return builder.extract_value(builder.cmpxchg(pointer, args[2], args[3], "seq_cst", "seq_cst"), 0)
-
-    return types.intp(types.intp, types.intp, types.intp, types.intp), codegen
-
-
-@intrinsic
-def _pause(typing_context: Any) -> Any:
-    """Tell the core that this thread only waits."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        name, words = _PAUSES.get(llvm.get_process_triple().split("-")[0].replace("arm64", "aarch64"), (None, ()))
-        if name is not None:
-            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(words))
-            hint = cgutils.get_or_insert_function(builder.module, kind, name)
-            builder.call(hint, [ir.Constant(ir.IntType(32), word) for word in words])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
-
 
 _read = types.ExternalFunction("read", types.intp(types.int32, types.intp, types.intp))
 _write = types.ExternalFunction("write", types.intp(types.int32, types.intp, types.intp))
@@ -130,7 +62,7 @@ def _recruit(board: int, wanted: int) -> Any:
     many = load(board, at.ASLEEP)
     while many > 0:
         taken = min(many, wanted)
-        seen = _replace(board, at.ASLEEP, many, many - taken)
+        seen = replace(board, at.ASLEEP, many, many - taken)
         if seen == many:
             return taken
         many = seen
@@ -150,13 +82,13 @@ def _offer(board: int, slot: int, share: int, task: int) -> None:
     entry = word_at(share, at.TASKS) + 8 * at.TASK_WORDS * task
     chunks, tasks = word_at(entry, at.TASK_CHUNKS), word_at(share, at.TASK_COUNT)
     if word_at(entry, at.TASK_OWN) != 0:  # such tasks wait for one another
-        _store(share, at.OWN, task + 1)
+        store(share, at.OWN, task + 1)
         return
-    ticket = _add(slot, 0, chunks << at.COUNT_BITS)
+    ticket = add(slot, 0, chunks << at.COUNT_BITS)
     first, taken = (ticket >> at.COUNT_BITS) & at.COUNT_MASK, ticket & at.COUNT_MASK
     offered = at.COUNTERS_END + at.TASK_COUNTERS * tasks + first
     for chunk in range(chunks):
-        _store(share, offered + chunk, task + 1)
+        store(share, offered + chunk, task + 1)
     waiting = first + chunks - taken
     if waiting > 1 and load(board, at.ASLEEP) > 0:
         _wake(board, waiting - 1)
@@ -167,7 +99,7 @@ def _take(slot: int) -> Any:
     """The ticket with which a chunk of the slot was taken; -1 where none is offered."""
     ticket = load(slot, 0)
     while (ticket & at.COUNT_MASK) != ((ticket >> at.COUNT_BITS) & at.COUNT_MASK):
-        seen = _replace(slot, 0, ticket, ticket + 1)
+        seen = replace(slot, 0, ticket, ticket + 1)
         if seen == ticket:
             return ticket
         ticket = seen
@@ -184,16 +116,31 @@ def _limit(units: int, chunk: int, chunks: int) -> Any:
 
 
 @Lowered
+def _stamp(stamps: int, launch: int, words: int, began: int, ended: int) -> None:
+    """Write down what the thread of these words ran, if there is room."""
+    number = add(stamps, at.STAMPED, 1)
+    if number < word_at(stamps, at.MOST_STAMPS):
+        first = at.FIRST_STAMP + at.STAMP_FIELDS * number
+        set_word(stamps, first + at.STAMP_LAUNCH, launch)
+        set_word(stamps, first + at.STAMP_WORDS, words)
+        set_word(stamps, first + at.STAMP_BEGAN, began)
+        set_word(stamps, first + at.STAMP_ENDED, ended)
+
+
+@Lowered
 def _run_launch(share: int, words: int, launch: int, begin: int, end: int) -> None:
     """Run a range of a launch on the bases that follow these words, and tell of a failure."""
     node, times = word_at(share, at.NODES) + 8 * at.NODE_WORDS * launch, word_at(share, at.TIMES)
     began = _now() if times != 0 else 0
     call_entry(word_at(node, 0), words + 8 * RUN_WORDS, word_at(node, 1), begin, end)
     if times != 0:
-        _add(times, launch, _now() - began)
+        ended, stamps = _now(), word_at(share, at.STAMPS)
+        add(times, launch, ended - began)
+        if stamps != 0:
+            _stamp(stamps, launch, words, began, ended)
     status, others = word_at(words, 0), word_at(words, RUN_WORDS - 1)
     if status != 0 or load(others, 0) != 0:
-        _least(share, at.FAILED, (launch << at.STATUS_BITS) | (status & 0xFFFFFFFF))
+        least(share, at.FAILED, (launch << at.STATUS_BITS) | (status & 0xFFFFFFFF))
 
 
 @Lowered
@@ -221,7 +168,7 @@ def _may_run(share: int, left: int, chunks: int) -> Any:
         return healthy
     state = load(share, left)
     while state < _SKIPPED:
-        seen = _replace(share, left, state, state | (_DECIDED if healthy else _SKIPPED))
+        seen = replace(share, left, state, state | (_DECIDED if healthy else _SKIPPED))
         if seen == state:
             return healthy
         state = seen
@@ -234,13 +181,13 @@ def _pick(board: int, share: int, begun: int, chunks: int, lane: int) -> Any:
     if chunks == 1:
         return 0
     if chunks > at.MOST_PLACES:
-        return _add(share, begun, 1)
+        return add(share, begun, 1)
     first, state = chunks * lane // word_at(board, at.THREADS), load(share, begun)
     while True:
         chunk = first
         while (state >> chunk) & 1:
             chunk = chunk + 1 if chunk + 1 < chunks else 0
-        seen = _replace(share, begun, state, state | (1 << chunk))
+        seen = replace(share, begun, state, state | (1 << chunk))
         if seen == state:
             return chunk
         state = seen
@@ -253,7 +200,7 @@ def _run_chunk(board: int, slot: int, share: int, words: int, ticket: int, lane:
     place = at.COUNTERS_END + at.TASK_COUNTERS * tasks + (ticket & at.COUNT_MASK)
     task = load(share, place) - 1
     while task < 0:  # whoever offers it has yet to write it down
-        _pause()
+        pause()
         task = load(share, place) - 1
     entry = word_at(share, at.TASKS) + 8 * at.TASK_WORDS * task
     counters = at.COUNTERS_END + at.TASK_COUNTERS * task
@@ -261,9 +208,9 @@ def _run_chunk(board: int, slot: int, share: int, words: int, ticket: int, lane:
     chunk = _pick(board, share, counters + at.BEGUN, chunks, lane)
     if _may_run(share, left, chunks):
         _run_task(share, words, entry, chunk)
-    if chunks == 1 or (_add(share, left, -1) & at.COUNT_MASK) == 1:
+    if chunks == 1 or (add(share, left, -1) & at.COUNT_MASK) == 1:
         _offer_followers(board, slot, share, entry)
-    _add(share, at.FINISHED, 1)  # from here on the share may be gone
+    add(share, at.FINISHED, 1)  # from here on the share may be gone
 
 
 @Lowered
@@ -272,7 +219,7 @@ def _offer_followers(board: int, slot: int, share: int, entry: int) -> None:
     followers = word_at(share, at.FOLLOWERS)
     for number in range(word_at(entry, at.FOLLOWERS_FROM), word_at(entry, at.FOLLOWERS_STOP)):
         follower = word_at(followers, number)
-        if _add(share, at.COUNTERS_END + at.TASK_COUNTERS * follower + at.WAITS, -1) == 1:
+        if add(share, at.COUNTERS_END + at.TASK_COUNTERS * follower + at.WAITS, -1) == 1:
             _offer(board, slot, share, follower)
 
 
@@ -280,11 +227,11 @@ def _offer_followers(board: int, slot: int, share: int, entry: int) -> None:
 def _run_own(board: int, slot: int, share: int, words: int, task: int) -> None:
     """Run a task that is the caller's own."""
     entry = word_at(share, at.TASKS) + 8 * at.TASK_WORDS * task
-    _store(share, at.OWN, 0)
+    store(share, at.OWN, 0)
     if load(share, at.FAILED) == at.NOTHING_FAILED:
         _run_task(share, words, entry, 0)
     _offer_followers(board, slot, share, entry)
-    _add(share, at.FINISHED, 1)
+    add(share, at.FINISHED, 1)
 
 
 @Lowered
@@ -323,7 +270,7 @@ def _free_slot(board: int) -> Any:
     """A slot that is this run's from now on; 0 where others have them all."""
     for number in range(word_at(board, at.SLOTS)):
         slot = board + 8 * (at.SLOT + at.SLOT_WORDS * number)
-        if load(slot, at.TAKEN) == 0 and _replace(slot, at.TAKEN, 0, 1) == 0:
+        if load(slot, at.TAKEN) == 0 and replace(slot, at.TAKEN, 0, 1) == 0:
             return slot
     return 0
 
@@ -335,7 +282,7 @@ def _run_shared(board: int, slot: int, share: int) -> None:
     words, total = word_at(share, at.ROW), word_at(share, at.CHUNKS)
     set_word(slot, at.SHARE, share)
     run = ((word_at(slot, at.TICKET) >> (2 * at.COUNT_BITS)) + 1) & at.RUN_MASK
-    _store(slot, at.TICKET, run << (2 * at.COUNT_BITS))
+    store(slot, at.TICKET, run << (2 * at.COUNT_BITS))
     tasks = word_at(share, at.TASKS)
     for task in range(word_at(share, at.TASK_COUNT)):
         if word_at(tasks, at.TASK_WORDS * task + at.TASK_WAITS) == 0:
@@ -352,7 +299,7 @@ def _run_shared(board: int, slot: int, share: int) -> None:
             _run_own(board, slot, share, words, own - 1)
             spins = 0
             continue
-        _pause()
+        pause()
         spins += 1
         if spins > _PATIENT:
             _yield()
@@ -365,9 +312,9 @@ def _shared(board: int, share: int, span: int, unused: int) -> None:
     if slot == 0:
         _run_alone(nodes, words + 8 * RUN_WORDS, span, word_at(share, at.TIMES))
         return
-    _add(board, at.CALLERS, 1)
+    add(board, at.CALLERS, 1)
     _run_shared(board, slot, share)
-    _add(board, at.CALLERS, -1)
+    add(board, at.CALLERS, -1)
     failed = word_at(share, at.FAILED)
     if failed != at.NOTHING_FAILED:
         set_word(span, 0, failed >> at.STATUS_BITS)
@@ -375,7 +322,7 @@ def _shared(board: int, share: int, span: int, unused: int) -> None:
     else:
         set_word(span, 0, word_at(span, 1))
         set_word(words, 0, 0)
-    _store(slot, at.TAKEN, 0)
+    store(slot, at.TAKEN, 0)
 
 
 @Lowered
@@ -407,7 +354,7 @@ def leave(share: int, slot: int, iterations: int) -> None:
     """Give a slot back, after so many iterations."""
     set_word(share, at.ITERATIONS, word_at(share, at.ITERATIONS) + iterations)
     if slot != 0:
-        _store(slot, at.TAKEN, 0)
+        store(slot, at.TAKEN, 0)
 
 
 @Lowered
@@ -422,7 +369,7 @@ def _anything(board: int) -> Any:
 
 @Lowered
 def _sleep(board: int) -> None:
-    _add(board, at.ASLEEP, 1)
+    add(board, at.ASLEEP, 1)
     if _anything(board) and _recruit(board, 1) == 1:
         return  # else someone has counted on this helper, and its byte is under way
     buffer = board + 8 * (at.BYTES + 63)
@@ -450,7 +397,7 @@ def _help(board: int, lane: int, unused: int, unused_too: int) -> None:
         number = (number + 1) % slots
         if number != lane % slots:
             continue
-        _pause()
+        pause()
         spins += 1
         if spins % _SPINS == 1:
             now = _now()
