@@ -21,26 +21,29 @@ from flowrt.base.collection import held_back
 from flowrt.base.errors import DeadTensorError, ResourceError
 from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import writes
-from flowrt.kernels.launch import STATUS
+from flowrt.kernels.launch import STATUS, STEP
 from flowrt.kernels.store.locking import while_wanted
 from flowrt.sched.alone import find_alone, find_visit
 from flowrt.sched.demand import find_demands
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.host.memory import amount
 from flowrt.sched.host.shielded import EndedAnyway
+from flowrt.sched.host.tracer import now
 from flowrt.sched.regional import RegionRunner
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, variable_spec
+from flowrt.sched.run_trace import TracedIssuer, note_prepared, note_step, note_wait
 from flowrt.sched.running import INLINE_SECONDS, StepRun, own, run_words
 from flowrt.sched.single import Runners
 from flowrt.sched.tape.direct import Numbers, direct_plan
 from flowrt.sched.tape.interrupts import Noted, Unbroken
 from flowrt.sched.tape.tape import CANCELLED, Tape
 from flowrt.sched.tape.tapes import Tapes
+from flowrt.sched.tape.timing import note_node, shapes_of
 from flowrt.sched.units import NOTHING, Action, Unit, connect, find_units
 from flowrt.sched.visits import VisitRunner
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import Plan
+    from flowrt.base.plan import Plan, PlanNode
     from flowrt.sched.alone import Alone
     from flowrt.sched.devices.device import Issuing, OpenDevice
     from flowrt.sched.host.host import Host, RunContext
@@ -64,7 +67,7 @@ class Executor:
         self.plan = plan
         self.host = host
         self._single_nodes = not tapes
-        self.memory = host.memory
+        self.memory, self.direct_gate = host.memory, host.direct_gate
         self.units = find_units(plan, tapes=tapes)
         regions = sum(unit.region is not None for unit in self.units)
         self.tapes = Tapes(plan, regions=regions, memory=self.memory)
@@ -195,18 +198,20 @@ class Executor:
         inputs, tape = self._made(given)
         if alone is None or tape is None or tape.expected_seconds > within:
             return None
-        unit = alone.unit
+        unit, tracer = alone.unit, self.host.tracer
         variables, holds = self.host.variables, bool(unit.reads or unit.writes)
         with Unbroken() if holds else AT_ANY_TIME:
             if holds and not variables.try_hold(unit.reads, unit.writes):
                 return None
-            words = run_words(number, seed)
+            words, began = run_words(number, seed), 0 if tracer is None else now()
             try:
                 with Noted(words):
                     outputs = self._regional[unit].run(tape, inputs, words)
             finally:
                 if holds:
                     variables.release(unit.reads, unit.writes)
+                if tracer is not None:
+                    note_step(tracer, self.plan, began, number)
         if self._direct and not tape.passes_on:
             return outputs
         return self._answers(alone, outputs, given)
@@ -266,7 +271,7 @@ class Executor:
         It answers what is ``wanted``, by default all that `Alone` says.
         """
         alone, tape = self.alone, self._made(given)[1]
-        if alone is None or tape is None or tape.expected_seconds > within:
+        if alone is None or tape is None or tape.expected_seconds > within or self.host.tracer is not None:
             return None
         unit, wanted = alone.unit, alone.wanted if wanted is None else wanted
         if set(unit.outputs) != set(wanted) or (unit.region is not None and unit.region.shape_inputs):
@@ -299,14 +304,22 @@ class Executor:
         device = self.host.devices[self.plan.nodes[unit.nodes[0]].device]
         match unit.action:
             case Action.BRING:
-                return (await device.take(inputs[0], self.plan.nodes[unit.nodes[0]].where()),)
+                return (await self._bring(device, self.plan.nodes[unit.nodes[0]], inputs[0], int(words[STEP])),)
             case Action.ISSUE:
                 return await device.run(self._issuer(device).carry_out, unit, inputs, words, stop=stop)
         return await device.run(self.carry_out_timed, unit, inputs, words, stop=stop)
 
+    async def _bring(self, device: OpenDevice, node: PlanNode, value: Any, number: int) -> Any:
+        tracer, began = self.host.tracer, now()
+        brought = await device.take(value, node.where())
+        if tracer is not None:
+            note_wait(tracer, node, began, number, {"shapes": shapes_of([value], [brought])})
+        return brought
+
     def _issuer(self, device: OpenDevice) -> Issuing:
         if device.name not in self._issuers:
-            self._issuers[device.name] = device.issuer(self.plan, self.host.variables)
+            issuer = device.issuer(self.plan, self.host.variables)
+            self._issuers[device.name] = TracedIssuer(issuer, self.plan, self.host)
         return self._issuers[device.name]
 
     def _find_visit(self) -> VisitRunner | None:
@@ -315,19 +328,27 @@ class Executor:
         if visit is None:
             return None
         device = self.host.devices[self.plan.nodes[visit.unit.nodes[0]].device]
-        return VisitRunner(visit, self.host, device, self._issuer(device))
+        return VisitRunner(self.plan, visit, self.host, device, self._issuer(device))
 
     def carry_out(self, unit: Unit, ready: ReadyRun, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
         """Run a unit that need not wait, and whose variables are held, on the calling thread."""
+        tracer = self.host.tracer
+        began = 0 if tracer is None else now()
         try:
-            return self.runner_of(unit).run(ready, inputs, words)
+            outputs = self.runner_of(unit).run(ready, inputs, words)
         except MemoryError as error:
             raise ResourceError(f"{self.plan.nodes[unit.nodes[0]].where()}: out of memory: {error}") from error
+        if tracer is not None and unit.region is None:  # a region's tapes say themselves what they did
+            note_node(tracer, self.plan.nodes[unit.nodes[0]], inputs, outputs, began, int(words[STEP]))
+        return outputs
 
     def carry_out_timed(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
         """The same in a lane; learns how long the unit takes, since what it is predicted to take is a guess."""
         with while_wanted(lambda: not words[STATUS]):
+            tracer, asked = self.host.tracer, now()
             ready = self.runner_of(unit).ready(inputs)
+            if tracer is not None:
+                note_prepared(tracer, self.plan.nodes[unit.nodes[0]], asked, int(words[STEP]))
             began = time.perf_counter()
             outputs = self.carry_out(unit, ready, inputs, words)
         ready.took(time.perf_counter() - began)
@@ -337,7 +358,10 @@ class Executor:
         """Run a unit with each of these inputs and words, until somebody waits for the lane, but at least once."""
         outputs = []
         for inputs, words in runs:
+            tracer, began = self.host.tracer, now()
             outputs.append(self.carry_out_timed(unit, inputs, words))
+            if tracer is not None:
+                note_step(tracer, self.plan, began, int(words[STEP]))
             if self.host.lanes.wanted:
                 break
         return outputs

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from flowrt.base.spec import Spec
+from flowrt.kernels.launch import STEP
+from flowrt.sched.host.tracer import now
 from flowrt.sched.loops.pieces import find_pieces
 from flowrt.sched.piecewise import Piecewise
 from flowrt.sched.ready import LONG
 from flowrt.sched.regions.regions import resource_of, variable_spec
 from flowrt.sched.single import read_in_place
 from flowrt.sched.tape.tape import Tape, address
+from flowrt.sched.tape.timing import note_node
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
@@ -66,7 +69,7 @@ class RegionRunner:
         if laid is not None and laid[0] is variables and laid[1] == variables.changes:
             alive = [reference() for reference in laid[3]]  # should someone reset them while the tape runs
             if laid[1] == variables.changes:
-                outputs = tape.run_at(words, inputs, laid[2], crew=crew)
+                outputs = tape.run_at(words, inputs, laid[2], crew=crew, tracer=self._host.tracer)
                 del alive
                 return outputs
         return self._run_tape(tape, inputs, words)
@@ -77,7 +80,8 @@ class RegionRunner:
         changes = variables.changes
         memory, begun = self._memory(tape)
         places = [address(value) for value in memory]
-        outputs = tape.run_at(words, inputs, places, crew=self._host.lanes.crew)
+        host = self._host
+        outputs = tape.run_at(words, inputs, places, crew=host.lanes.crew, tracer=host.tracer)
         for name, value in begun.items():
             variables.begin(name, value)
         if not begun:
@@ -95,7 +99,8 @@ class RegionRunner:
         moved = begun | {name: spares.memory(name, values[name]) for name in lent}
         places = [address(value) for value in {**values, **moved}.values()]
         old = [address(value) for value in memory] if lent else ()
-        outputs = tape.run_at(words, inputs, places, crew=self._host.lanes.crew, before=before, old=old)
+        crew, tracer = self._host.lanes.crew, self._host.tracer
+        outputs = tape.run_at(words, inputs, places, crew=crew, before=before, old=old, tracer=tracer)
         for name, value in moved.items():
             variables.begin(name, value)
         return outputs
@@ -138,7 +143,7 @@ class RegionRunner:
 
     def _run_singly(self, region: Region, inputs: Sequence[Array], words: Array) -> list[Array]:
         """Run the nodes of the region, or of a piece of it, one after the other."""
-        plan, starts = self._plan, self._starts
+        plan, starts, tracer = self._plan, self._starts, self._host.tracer
         values = dict(zip(region.inputs, inputs, strict=True))
         in_place = read_in_place(plan, region.nodes, region.outputs) if region.reads else frozenset()
         for position in region.nodes:
@@ -146,6 +151,9 @@ class RegionRunner:
             if position in in_place:
                 values[starts[position]] = self._host.variables.value(resource_of(node), variable_spec(node))
                 continue
-            outputs = self._runners[position]([values[v] for v in node.inputs], words)
+            given, began = [values[v] for v in node.inputs], 0 if tracer is None else now()
+            outputs = self._runners[position](given, words)
+            if tracer is not None:
+                note_node(tracer, node, given, outputs, began, int(words[STEP]))
             values.update(zip(range(starts[position], starts[position + 1]), outputs, strict=True))
         return [values[v] for v in region.outputs]

@@ -26,6 +26,7 @@ from flowrt.sched.effects import AT_ONCE, Later, await_arrival, handler_of, line
 from flowrt.sched.host.rendezvous import DEAD, Array, Dead, Pushed, Waiter
 from flowrt.sched.host.segments import has_own_slot
 from flowrt.sched.machine import ALL_DEAD, StepMachine
+from flowrt.sched.run_trace import RunTrace
 from flowrt.sched.tape.tape import CANCELLED
 from flowrt.sched.units import APART, Action, Unit
 
@@ -89,6 +90,8 @@ class StepRun:
         self._ahead: Ahead | None = None
         if executor.demands is not None:
             self._ahead = Ahead(executor.demands, self.host.credit, context.key, executor.sizes, self)
+        tracer = self.host.tracer
+        self._trace = None if tracer is None else RunTrace(tracer, executor.plan, context)
         self._begun = self._advancing = self._driven = False
         self._woken = asyncio.Event()
 
@@ -120,6 +123,8 @@ class StepRun:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None  # which refers to this
+        if self._trace is not None:
+            self._trace.end()
 
     def _advance(self) -> None:
         self._advancing = True
@@ -299,6 +304,8 @@ class StepRun:
 
     def _try_effect(self, activation: int, unit: Unit) -> bool:
         node = self.executor.plan.nodes[unit.nodes[0]]
+        if self._trace is not None:
+            self._trace.wait(activation, node)
         attempt = AT_ONCE.get(node.op)
         if attempt is None or (self._expected(activation, node) and not self._came(node)):
             return False
@@ -376,6 +383,8 @@ class StepRun:
     def _complete(self, activation: int, outputs: Outputs, dead: int = 0) -> None:
         """Tell the machine that a unit is done, and do as it says."""
         values = self.values
+        if self._trace is not None:
+            self._trace.complete(activation, self._inputs(activation), outputs)
         for i, (instance, value) in enumerate(zip(self.machine.outputs(activation), outputs, strict=True)):
             if value is DEAD:
                 dead |= 1 << i

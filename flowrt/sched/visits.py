@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowrt.kernels.launch import STATUS
+from flowrt.kernels.launch import STATUS, STEP
+from flowrt.sched.host.tracer import now
+from flowrt.sched.run_trace import note_step
 from flowrt.sched.running import own, run_words
 from flowrt.sched.tape.interrupts import Noted, Unbroken
 from flowrt.sched.tape.tape import CANCELLED
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from flowrt.base.plan import Plan
     from flowrt.sched.alone import Visit
     from flowrt.sched.devices.device import Issuing, OpenDevice
     from flowrt.sched.host.host import Host, RunContext
@@ -28,8 +31,8 @@ if TYPE_CHECKING:
 class VisitRunner:
     """Runs such a plan on a host, whose ``device`` has the region."""
 
-    def __init__(self, visit: Visit, host: Host, device: OpenDevice, issuer: Issuing) -> None:
-        self._visit, self._host, self._device, self._issuer = visit, host, device, issuer
+    def __init__(self, plan: Plan, visit: Visit, host: Host, device: OpenDevice, issuer: Issuing) -> None:
+        self._plan, self._visit, self._host, self._device, self._issuer = plan, visit, host, device, issuer
         at = {value: place for place, value in enumerate(visit.unit.outputs)}
         self._wanted = [(value, at.get(value)) for value in visit.wanted]  # each a feed, or among the region's outputs
 
@@ -57,10 +60,13 @@ class VisitRunner:
 
     def _carry_out(self, feeds: Sequence[Array], words: Array) -> list[Array]:
         """Issue the region and read its results, in the device's lane."""
+        tracer, began = self._host.tracer, now()
         inputs = [feeds[value] for value in self._visit.unit.inputs]
         outputs = self._issuer.carry_out(self._visit.unit, inputs, words)
         found = [feeds[value] if place is None else outputs[place] for value, place in self._wanted]
         read = [value if isinstance(value, np.ndarray) else self._device.read(value) for value in found]
+        if tracer is not None:
+            note_step(tracer, self._plan, began, int(words[STEP]))
         return own(read, feeds, self._host.memory.copy)
 
 

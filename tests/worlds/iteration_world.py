@@ -8,6 +8,7 @@ servers make one update of each set, and apply that.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -42,6 +43,7 @@ class FakePlan:
     compute: Callable[[list[Any], int], list[Any]]
     slow: bool = False
     go: asyncio.Event = field(default_factory=asyncio.Event)
+    direct_gate: Any = field(default_factory=lambda: (ctypes.c_int64 * 1)(1))
     together: list[int] = field(default_factory=list)  # how many runs were asked for, each time that several may be
 
     @property
@@ -75,7 +77,7 @@ class FakeHost:
         self.memory = Memory()
         self.spares = Spares(self.memory)
         self.random = random.Random(0)
-        self.delay = None
+        self.delay = self.tracer = None
         self.inventory = self.variables.inventory
 
     def put(self, name: str, value: Any) -> None:

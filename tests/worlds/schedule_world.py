@@ -10,6 +10,7 @@ update is the replica, its batch, and what it saw, so that what is applied can b
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -77,6 +78,7 @@ class Kernel:
         named = (PlanFeed(f"feed {i}", spec) for i, spec in enumerate(feeds))
         self.plan = SimpleNamespace(feeds=tuple(named), fetches=())
         self._world, self._function = world, function
+        self.direct_gate = (ctypes.c_int64 * 1)(1)
 
     def run_now(self, feeds: Any, number: int, seed: int) -> list[Array] | None:
         if self._world.rng.random() < 0.5:
@@ -110,7 +112,7 @@ class SimHost:
     """What drivers see of a host."""
 
     def __init__(self, world: World, task: str, server: int | None) -> None:
-        self.task, self.delay, self.random = task, None, world.rng
+        self.task, self.delay, self.tracer, self.random = task, None, None, world.rng
         self.birth = f"process {next(world.processes)}"
         self._world = world
         self.held = {("", "w"): np.zeros(2, np.int64), (CONTAINER, "step"): np.zeros((), np.int64)}

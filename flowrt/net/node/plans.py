@@ -52,7 +52,10 @@ class ReadyPlan:
         """The fetches, where the plan is a short tape that was made before, and its variables are free; else None.
 
         ``given`` are its feeds, and then what came; behind the fetches is what goes. Raises what is wrong with feeds.
+        While the host is traced, what comes and goes is left to the step machine, which tells of that.
         """
+        if self.executor.host.tracer is not None and (self.comes or self.goes):
+            return None
         closed = self._closed
         if closed is None or closed.seed != seed:
             alone = self.executor.alone if self.comes or self.goes else None

@@ -20,6 +20,8 @@ from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.sched.tape.direct import Numbers
 
 if TYPE_CHECKING:
+    import ctypes
+
     from flowrt.base.plan import Plan, PlanFeed
     from flowrt.sched.alone import Alone
     from flowrt.sched.executor import Executor
@@ -28,12 +30,12 @@ if TYPE_CHECKING:
 
 
 class Told(Numbers):
-    """Numbers of runs that the caller tells: each run has the one that was told last."""
+    """Numbers of runs that the caller tells: each run has the one that was told last. The host has the ``gate``."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: ctypes.Array[ctypes.c_int64]) -> None:
         super().__init__()
         self.counter: Any = itertools.repeat(0)  # what is added to `base`
-        self.gate[0] = 1
+        self.gate = gate
 
     def tell(self, number: int) -> None:
         """The next runs are to have that number."""
@@ -52,7 +54,7 @@ class Closed:
         self.seed = seed
         self.whose = whose
         self._alone = alone
-        self._numbers, self._number = Told(), 0
+        self._numbers, self._number = Told(executor.direct_gate), 0
         # where a value is fetched twice, each has memory of its own, which is more than one call does
         fetches, fed = executor.plan.fetches if alone is None else alone.wanted, len(executor.plan.feeds)
         self._wanted = fetches

@@ -1,4 +1,7 @@
-"""What a client asks servers before a run begins, and has them do, so that they hold one version: each is answered."""
+"""What a client asks servers before a run begins, and has them do, so that they hold one version: each is answered.
+
+And what it asks of all nodes, whatever they do: what that is.
+"""
 
 from __future__ import annotations
 
@@ -51,4 +54,21 @@ class Settle:
     versions: tuple[int, ...] = ()
 
 
-INQUIRIES: tuple[type[Any], ...] = (Look, Lacking, Hash, Settle)
+@valueclass
+class TellTrace:
+    """Note what is done here from now on, and hand over what was noted so far: see `tracing.HostTrace`.
+
+    Args:
+        trace: A random number, by which both sides know what is traced.
+        chunk: How many chunks of it the client has; the last one is told again where it asks for that again.
+        most: Slices that are handed over at most; of 0, only the time is told.
+        on: Whether to go on; else nothing is noted any more.
+    """
+
+    trace: int
+    chunk: int
+    most: int
+    on: bool = True
+
+
+INQUIRIES: tuple[type[Any], ...] = (Look, Lacking, Hash, Settle, TellTrace)

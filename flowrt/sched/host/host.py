@@ -6,6 +6,7 @@ Who makes a `Host` closes it. In-process sessions own a private one; ``python -m
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import ClosedError, GraphError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
     from flowrt.base.spec import Spec
     from flowrt.delays import Delay
+    from flowrt.sched.host.tracer import Tracer
 
 AHEAD = 4  # of the transfer budget, the part for values that nobody can use yet
 
@@ -76,6 +78,8 @@ class Host:
         self.remote: Remote | None = None
         self.iterations: Resident | None = None  # who hears what other tasks post
         self.delay = delay
+        self.tracer: Tracer | None = None  # who notes what is done here, while that is traced
+        self.direct_gate = (ctypes.c_int64 * 1)(1)  # whether plans that nodes run by themselves may be called directly
         self.closed = False
         pools.limit()
         self._queues: dict[Name, Queue] = {}
@@ -98,6 +102,11 @@ class Host:
                 "rename it, use another container, or session.reset() the old one"
             )
         return found
+
+    def trace(self, tracer: Tracer | None) -> None:
+        """Have ``tracer`` note all that is done here from now on, or nobody. Direct calls tell nobody what they do."""
+        self.tracer = tracer
+        self.direct_gate[0] = tracer is None
 
     @property
     def helpers(self) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from flowrt.base.spec import Spec
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.closed import Closed
 from flowrt.sched.drivers.following import ABOUT_FOLLOWING, Follow
-from flowrt.sched.drivers.inquiries import Hash, Lacking, Look, Settle
+from flowrt.sched.drivers.inquiries import Hash, Lacking, Look, Settle, TellTrace
 from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS, Keeping
 from flowrt.sched.drivers.messages import (
     Allow,
@@ -54,6 +54,7 @@ from flowrt.sched.drivers.way import Send, Way
 from flowrt.sched.replica.local import Rounds
 from flowrt.sched.replica.replica import Replica
 from flowrt.sched.runs.followings import Followings
+from flowrt.sched.runs.tracing import HostTrace
 from flowrt.sched.server.server import Server
 from flowrt.sched.server.undriven import Undriven
 from flowrt.sched.versions.opening import Left
@@ -91,6 +92,7 @@ class Iterations:
         self._send = send
         self._lives = lives
         self._tasks = Tasks()
+        self._trace = HostTrace(host)
         self._keeping = Keeping(host, self._tasks)
         self._followings = Followings(self._tasks)
         self._slowness: Slowness | None = None
@@ -110,6 +112,8 @@ class Iterations:
         if self._slowness is not None and not late:
             self._slowness.receive(peer, message, partial(self.hear, peer, message, True))
             return
+        if self._host.tracer is not None:
+            self._trace.heard(peer, message)
         kind = type(message)
         if kind in _TO_REPLICAS and message.replica >= 0:
             driver: Server | Replica | None = self._replicas.get((message.run, message.replica))
@@ -143,6 +147,7 @@ class Iterations:
 
     def ended(self, epoch: str) -> None:
         """The client of ``epoch`` is gone: what was ordered is applied, nothing else is, but in detached runs."""
+        self._trace.ended(epoch)
         self._keeping.ended(epoch)
         self._followings.ended(epoch)
         for server in list(self._servers.values()):
@@ -228,6 +233,8 @@ class Iterations:
                 return await self._undriven(run).stand_still(on)
             case Join(run, replica, incarnation, given, birth):
                 return self._coordination(run).join(replica, incarnation, given, birth)
+            case TellTrace():
+                return self._trace.tell(asked, epoch)
             case Hash(names):
                 return await self._hash(frozenset(names))
             case Stop(run, patient, at_once):
@@ -311,17 +318,22 @@ class Iterations:
 
     def _way(self, asked: BeginServer | BeginReplica, epoch: str, number: int, count: int) -> Way:
         """The way of driver ``number`` of ``count``."""
-        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send, self._clock, origin=epoch)
+        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._post, self._clock, origin=epoch)
         if self._slowness is None:
             return way
         return replace(way, send=self._send_late, striking=self._slowness.of(asked.seed, number, count))
 
     def _way_of_follower(self, asked: Follow, epoch: str) -> Way:
-        return Way(self._host, epoch, asked.follow, asked.seed, self._tasks, self._send, self._clock, origin=epoch)
+        return Way(self._host, epoch, asked.follow, asked.seed, self._tasks, self._post, self._clock, origin=epoch)
 
     def _send_late(self, peer: str, epoch: str, message: Any) -> None:
         assert self._slowness is not None
-        self._slowness.send(peer, message, lambda: self._send(peer, epoch, message))
+        self._slowness.send(peer, message, lambda: self._post(peer, epoch, message))
+
+    def _post(self, peer: str, epoch: str, message: Any) -> None:
+        if self._host.tracer is not None:
+            self._trace.posted(peer, message)
+        self._send(peer, epoch, message)
 
     def _server(self, run: int) -> Server:
         if run not in self._servers:

@@ -32,11 +32,13 @@ from flowrt.sched.tape.laid_loops import clocks as time_loops
 from flowrt.sched.tape.laid_loops import failed_at, find_loops
 from flowrt.sched.tape.pace import Division, Pace, Share
 from flowrt.sched.tape.recording import record
+from flowrt.sched.tape.timing import LaunchTimes, describe_tape
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
     from flowrt.base.spec import Spec
     from flowrt.sched.host.lanes import Crew
+    from flowrt.sched.host.tracer import Tracer
     from flowrt.sched.regions.regions import Region
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -138,7 +140,7 @@ class Tape:
         self.runs_alone = False  # whether that is none
         self.pace: Pace | None = None
         self._plan, self._within = plan, around or PlanWithin(plan)
-        self._region = region
+        self._region, self._specs = region, inputs
         self._compile()
         self._fresh = [(o.spec.concrete, o.spec.dtype) for o in self.recording.outputs if o.fresh]
         self.passes_on = len(self._fresh) < len(self.recording.outputs)
@@ -241,10 +243,11 @@ class Tape:
         crew: Crew | None = None,
         before: Callable[[RowWrite, Array], None] | None = None,
         old: Sequence[int] = (),
+        tracer: Tracer | None = None,
     ) -> list[Array]:
         """`run` with variables that are to lie at these addresses, and hold at those ``old`` what they do so far, if
         there are any: they differ for no others than `whole_writes`. ``before`` each write of rows, that is told their
-        groups; with that nobody helps.
+        groups; with that nobody helps. A ``tracer`` notes when each launch ran.
         """
         status, step, seed, _ = run_words.tolist()
         if status:
@@ -267,12 +270,18 @@ class Tape:
             start = BASES + self._old
             room.cells[start : start + len(old)] = old
             nodes_at = address(self._apart[0])
+        times, times_at = None, 0
+        if tracer is not None:
+            times = LaunchTimes(self.launches)
+            times_at = times.address
         if before is not None:
-            self._run_with_stops(room, nodes_at, before)
+            self._run_with_stops(room, nodes_at, before, times_at)
         elif crew is None or self.runs_alone:
-            self._loop(nodes_at, room.bases_at, room.span_at, 0)
+            self._loop(nodes_at, room.bases_at, room.span_at, times_at)
         else:
-            self._run_with(crew, room, nodes_at)
+            self._run_with(crew, room, nodes_at, times)
+        if tracer is not None and times is not None:
+            times.tell(tracer, tracer.describe(self, self._describe), step)
         reached = room.cells[SPAN]
         stopped = reached < self.launches
         failed = self.failure(room, reached, room.cells[WORDS + STATUS], step) if stopped else None
@@ -321,42 +330,58 @@ class Tape:
         room.arena = arena
         return room
 
-    def _run_with_stops(self, room: _Room, nodes_at: int, before: Callable[[RowWrite, Array], None]) -> None:
+    def _describe(self) -> dict[str, Any]:
+        """What it is, for who traces it."""
+        return describe_tape(self._plan, self._region, self._specs, self.recording.launches)
+
+    def _run_with_stops(
+        self, room: _Room, nodes_at: int, before: Callable[[RowWrite, Array], None], times_at: int
+    ) -> None:
         """Run the launches one after another, and stop for what is to be done before each write of rows."""
         for write in self.recording.row_writes:
             room.cells[SPAN + 1] = write.launch
-            self._loop(nodes_at, room.bases_at, room.span_at, 0)
+            self._loop(nodes_at, room.bases_at, room.span_at, times_at)
             if room.cells[SPAN] < write.launch:
                 return  # it failed, or was stopped
             at = room.cells[BASES + write.place.slot] + write.place.offset
             before(write, _seen(at, write.groups))
         room.cells[SPAN + 1] = self.launches
-        self._loop(nodes_at, room.bases_at, room.span_at, 0)
+        self._loop(nodes_at, room.bases_at, room.span_at, times_at)
 
-    def _run_with(self, crew: Crew, room: _Room, nodes_at: int) -> None:
-        """Run the launches with a crew's help where that pays, and learn what it costs from the first runs."""
+    def _run_with(self, crew: Crew, room: _Room, nodes_at: int, traced: LaunchTimes | None = None) -> None:
+        """Run the launches with a crew's help where that pays, and learn what it costs from the first runs.
+
+        When each launch ran is left in ``traced``, if that is given.
+        """
         pace = self.pace
         if pace is None:
             crew.local(self.recording.local_bytes)  # now, so that no later run takes more than the first
             pace = self.pace = Pace(self._plan, self.recording.launches, crew.threads, self._loops, self._region)
         timed, began = pace.left > 0, time.perf_counter()
-        times = np.zeros(self.launches if timed else 0, np.int64)
-        times_at = int(times.ctypes.data) if timed else 0
+        times = LaunchTimes(self.launches) if timed and traced is None else traced
+        times_at = 0 if times is None else times.address
         clocks = time_loops(self._loops) if timed else {}
         self._lend(room, {loop.cell: clock.address for loop, clock in clocks.items()})
         division = pace.division
+        if traced is not None:
+            traced.begin()
         board = 0 if division is None or crew.threads != division.threads else crew.board
         if division is None or board == 0:
             self._loop(nodes_at, room.bases_at, room.span_at, times_at)
         else:
             share = self._share(room, nodes_at, division, crew)
-            share.time(times_at)
+            if traced is None:
+                share.time(times_at)
+            else:
+                traced.share(share)
             if not timed:
                 self._lend(room, {cell: loop.address for cell, loop in share.loops.items()})
             _loop("shared")(board, share.address, room.span_at, 0)
+        if traced is not None:
+            traced.end()
         self._lend(room, {})
-        if timed and room.cells[SPAN] == self.launches:
-            pace.learn(times, {loop: clock.nanoseconds() for loop, clock in clocks.items()})
+        if timed and times is not None and room.cells[SPAN] == self.launches:
+            pace.learn(times.nanoseconds, {loop: clock.nanoseconds() for loop, clock in clocks.items()})
             self.took(time.perf_counter() - began)
         self.is_settled = pace.left <= 0
         self.runs_alone = self.is_settled and pace.division is None
