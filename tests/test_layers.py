@@ -126,7 +126,7 @@ ROOMS = [
     ["base", "cluster", "launch"],
 ]
 MOST_FILES = 20  # in a room
-WITH_ROOMS = ["base", "cluster", "kernels", "net", "sched", "session"]
+WITH_ROOMS = ["base", "cluster", "kernels", "net", "sched", "session", "tracing"]
 GPUS = [f"kernels/{name}" for name in ("cuda", "cuda_driver", "cuda_functions", "cuda_fused", "cuda_gpu", "simulator")]
 WITHOUT_A_COMPILER = ["kernels/store/loading", "kernels/store/surroundings"]  # where they cannot do their work without
 # module → the only places that may import it
@@ -214,6 +214,8 @@ PURE = [
     "net/wire/briefly",
     "net/wire/steps",
     "net/master/closing",
+    "tracing/clocks",
+    "tracing/timeline",
     "delays",
     "data",
 ]

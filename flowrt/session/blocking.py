@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from flowrt.base.errors import ClosedError, GraphError, from_site, user_site
@@ -232,6 +233,20 @@ class BlockingSession:
     def explain(self, fetches: Any, feeds: Mapping[Any, Any] | Sequence[Any] | None = None) -> Explanation:
         """`Session.explain`."""
         return self._call(self._session.explain(fetches, feeds))
+
+    @fitting
+    @contextmanager
+    def tracing(self, path: str | os.PathLike[str], *, slices: int = 500_000) -> Iterator[None]:
+        """`Session.tracing`, in a plain ``with``."""
+        with from_site(user_site()):
+            traced = self._session.tracing(path, slices=slices)
+        self._call(traced.__aenter__())
+        try:
+            yield
+        except BaseException as error:
+            self._call(traced.__aexit__(type(error), error, error.__traceback__))
+            raise
+        self._call(traced.__aexit__(None, None, None))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._thread is None:

@@ -18,6 +18,8 @@ from flowrt.passes.needs import can_do_without
 from flowrt.placement import Auto
 from flowrt.progress import Activity
 from flowrt.sched.host.lanes import Lanes
+from flowrt.sched.host.tracer import now
+from flowrt.sched.runs.tracing import note_moved
 from flowrt.sched.warming import warm
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from flowrt.placement import Rules
     from flowrt.sched.host.memory import MemoryStatistics
     from flowrt.sched.host.rendezvous import Listener
+    from flowrt.sched.host.tracer import Tracer
     from flowrt.sched.tape.direct import Numbers
     from flowrt.session.inside import Inside
     from flowrt.session.options import Options
@@ -55,6 +58,7 @@ class ClusterRunner:
         self.tapes, self.soft_placement = True, soft_placement
         self._master = master
         self._compiler = Lanes(1, "compiler")
+        self.tracer: Tracer | None = None
         self._fresh: set[Registered] = set()  # steps that have not run yet
         self.keepers: list[CopyKeeper] = []
         self._stand_ins: StandIns = {}
@@ -125,7 +129,16 @@ class ClusterRunner:
         self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int
     ) -> Coroutine[Any, Any, list[Array]]:
         running = self._run_fresh if registered in self._fresh else self._master.run
+        if self.tracer is not None:
+            return self._run_traced(self.tracer, running(registered, feeds, number=number, seed=seed), number)
         return running(registered, feeds, number=number, seed=seed)
+
+    async def _run_traced(self, tracer: Tracer, run: Coroutine[Any, Any, list[Array]], number: int) -> list[Array]:
+        began = now()
+        try:
+            return await run
+        finally:
+            tracer.note("step", -1, began, now(), number, track="")
 
     async def _run_fresh(
         self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int
@@ -178,7 +191,12 @@ class ClusterRunner:
     async def command(self, task: str, message: Any) -> Any:
         return await self._master.command(task, message)
 
+    def trace(self, tracer: Tracer | None) -> None:
+        self.tracer = tracer
+
     def post(self, task: str, message: Any) -> None:
+        if self.tracer is not None:
+            note_moved(self.tracer, "post", CLIENT, task, message)
         self._master.post(task, message)
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:

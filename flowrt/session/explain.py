@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.device import is_apart
 from flowrt.base.errors import GraphError
@@ -30,6 +30,7 @@ from flowrt.sched.regions.lives import DataDependent, infer
 from flowrt.sched.regions.regions import CONSTANT
 from flowrt.sched.tape.recording import record
 from flowrt.sched.units import BRING, Action, breaks_tape, find_units
+from flowrt.session.feeds import copied_bytes, fed_spec
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from flowrt.sched.regions.recorded import Recording
     from flowrt.sched.regions.regions import Name, Region
     from flowrt.sched.units import Unit
+    from flowrt.session.runners import Runner
+    from flowrt.session.step import Step
 
 MAX_ROWS = 20
 
@@ -120,6 +123,23 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         return self.html
+
+
+async def explain_for(step: Step, runner: Runner, feeds: Mapping[Any, Any] | Sequence[Any]) -> Explanation:
+    """The report on a session's ``step``, with the shapes that ``feeds`` maps its tensors to, if it does."""
+    if step.compiled.client is not None:
+        return explain_step(step.compiled, tapes=runner.tapes, way=runner.way)
+    given = list(feeds.values()) if isinstance(feeds, Mapping) else [None] * len(step.feeds)
+    specs = [fed_spec(tensor, value) for tensor, value in zip(step.feeds, given, strict=True)]
+    return explain_step(
+        step.compiled,
+        specs,
+        tapes=runner.tapes,
+        held=runner.held_beside(step.registered),
+        begun=frozenset(await runner.inventory()),
+        helpers=runner.helpers,
+        copied=copied_bytes(given),
+    )
 
 
 def explain_step(

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from flowrt.graph import Graph, Resource
     from flowrt.placement import Rules
+    from flowrt.sched.tape.direct import Numbers
     from flowrt.session.options import Options
     from flowrt.session.resting import Rests
     from flowrt.session.runners import Runner
@@ -21,6 +22,9 @@ class Inside(Protocol):
     options: Options
     checkpoints: Any
     rests: Rests
+    _traced: Any
+    _closed: bool
+    _numbers: Numbers
     _placement: Rules | None
 
     @property

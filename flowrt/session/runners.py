@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from flowrt.placement import Rules
     from flowrt.sched.host.memory import MemoryStatistics
     from flowrt.sched.host.rendezvous import Listener
+    from flowrt.sched.host.tracer import Tracer
     from flowrt.sched.tape.direct import Numbers
     from flowrt.session.options import Options
 
@@ -137,6 +138,13 @@ class Runner(Protocol):
 
     arrangement: Arrangement | None
     """What `fr.placement.Auto` has chosen, once for all steps."""
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Who notes what this process does, while that is traced."""
+
+    def trace(self, tracer: Tracer | None) -> None:
+        """Have ``tracer`` note what this process does from now on, or nobody."""
 
     @property
     def tapes(self) -> bool:
@@ -342,6 +350,13 @@ class LocalRunner:
 
     def expect(self, tasks: Iterable[str]) -> None:
         """All are here."""
+
+    @property
+    def tracer(self) -> Tracer | None:
+        return self._host.tracer
+
+    def trace(self, tracer: Tracer | None) -> None:
+        self._host.trace(tracer)
 
     @property
     def suspects(self) -> frozenset[str]:

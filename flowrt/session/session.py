@@ -42,7 +42,7 @@ from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.sched.host.shielded import EndedAnyway
 from flowrt.sched.tape.direct import Numbers
 from flowrt.session.cluster_runner import Comebacks, again_where_lost, open_cluster
-from flowrt.session.feeds import copied_bytes, fed_spec, not_fetched
+from flowrt.session.feeds import not_fetched
 from flowrt.session.initial import arrays, initial_waves, tables
 from flowrt.session.options import Options
 from flowrt.session.producing import Failures, Producing, why_closed
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Resource
     from flowrt.session.checkpoints import Checkpoints
     from flowrt.session.explain import Explanation
+    from flowrt.tracing.tracing import Tracing
 
 Array = np.ndarray[Any, Any]
 
@@ -104,6 +105,7 @@ class Session(AsyncOnly):
         self._iterating: dict[Any, Callable[[], Coroutine[Any, Any, None]]] = {}  # by trainer: what ends that
         self._idle, self._numbers, self.rests, self._comebacks = asyncio.Event(), Numbers(), Rests(), Comebacks()
         self._closed, self._runs_now, self._anew = False, 0, False  # nodes held nothing of it when it was opened
+        self._traced: Tracing | None = None  # the block in which it is traced
         seeds = (self.options.seed, graph.seed)
         self._seed = next((int(seed) % (1 << 63) for seed in seeds if seed is not None), secrets.randbits(62))
 
@@ -460,24 +462,23 @@ class Session(AsyncOnly):
         to the shapes (or arrays) they are fed, where the graph leaves sizes open. Raises `SpecError` for such as do
         not fit. The answer prints as text, and shows as HTML in a notebook.
         """
-        from flowrt.session.explain import explain_step
+        from flowrt.session.explain import explain_for
 
-        runner = self._open()
         feeds = placeholders_of(map(as_value, flatten(fetches, parts=True)[1])) if feeds is None else feeds
         step = self._step(fetches, self._all_fed(tuple(feeds) if isinstance(feeds, Mapping) else feeds))
-        if step.compiled.client is not None:
-            return explain_step(step.compiled, tapes=runner.tapes, way=runner.way)
-        given = list(feeds.values()) if isinstance(feeds, Mapping) else [None] * len(step.feeds)
-        specs = [fed_spec(tensor, value) for tensor, value in zip(step.feeds, given, strict=True)]
-        return explain_step(
-            step.compiled,
-            specs,
-            tapes=runner.tapes,
-            held=runner.held_beside(step.registered),
-            begun=frozenset(await runner.inventory()),
-            helpers=runner.helpers,
-            copied=copied_bytes(given),
-        )
+        return await explain_for(step, self._open(), feeds)
+
+    @fitting
+    def tracing(self, path: str | PathLike[str], *, slices: int = 500_000) -> Tracing:
+        """``async with``: write a timeline of the steps that run in the block, over all nodes, to ``path``.
+
+        https://ui.perfetto.dev and chrome://tracing open it; a name that ends in ``.gz`` packs it, and it holds so many
+        ``slices`` at most. Raises `GraphError` before the block runs where the file cannot be written, or the session
+        or a node is being traced already. What tracing changes and costs: docs/guide/tracing.md.
+        """
+        from flowrt.tracing.tracing import Tracing
+
+        return Tracing(self, path, slices)
 
     @brief
     def producing(self, queue: Any, source: Iterable[Any] | AsyncIterable[Any]) -> Producing:
