@@ -15,6 +15,7 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.plain import default_array
+from flowrt.base.spec import agree
 from flowrt.op import REGISTRY, as_value
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ FARTHEST = np.iinfo(np.int64).max
 def indexed(x: Any, key: Any) -> Any:
     """``x[key]`` as NumPy has it, for an ``x`` that stands for a tensor."""
     items = [_as_item(item) for item in (key if isinstance(key, tuple) else (key,))]
+    if any(map(_is_mask, items)):
+        x, items = _behind_mask(x, items)
     if not any(map(_is_late, items)):
         return REGISTRY["getitem"](x, tuple(items))
     items = _for_each_axis(items, as_value(x))
@@ -113,6 +116,38 @@ def flattened(indices: Any, sizes: Sequence[Any], count: int, axis: int = 0) -> 
     return REGISTRY["flat_indices"](indices, bounds, axis), [*sizes[:axis], math.prod(chosen), *sizes[axis + count :]]
 
 
+def _is_mask(item: Any) -> bool:
+    return getattr(item, "dtype", None) == np.bool_
+
+
+def _behind_mask(x: Any, items: list[Any]) -> tuple[Any, list[Any]]:
+    """What the one mask among ``items`` chooses of ``x``, and what is left to be done, where its axes are one."""
+    others = [item for item in items if not _is_mask(item)]
+    if len(others) < len(items) - 1 or any(not isinstance(item, (tuple, str, slice, type(None))) for item in others):
+        raise GraphError(f"{user_site()}: one mask stands in an index, beside slices alone; choose axis by axis")
+    place = next(n for n, item in enumerate(items) if _is_mask(item))
+    before, after = ([item for item in part if item is not None] for part in (items[:place], items[place + 1 :]))
+    sizes, mask = as_value(x).shape, items[place].shape
+    axis = len(before) if "..." not in before else len(sizes) - len(after) - len(mask)
+    if not agree(sizes[axis : axis + len(mask)], mask):
+        raise GraphError(f"{user_site()}: a mask is shaped as the axes that it chooses from, {x!r}, not {mask}")
+    return masked(x, items[place], axis), [*items[:place], WHOLE, *items[place + 1 :]]
+
+
+def masked(x: Any, mask: Any, axis: int, name: str | None = None) -> Any:
+    """The slices of ``x`` where ``mask`` is true, whose axes, those of ``x`` from ``axis`` on, become one.
+
+    Of as many entries as the mask has, so that sizes that only a step knows are found to be others.
+    """
+    reshape, shape_of, getitem = REGISTRY["reshape"], REGISTRY["shape_of"], REGISTRY["getitem"]
+    mask, shape = np.asarray(mask) if isinstance(mask, (list, tuple)) else mask, as_value(x).shape
+    sizes = [getitem(shape_of(x), (at,)) if n is None else n for at, n in enumerate(shape)]
+    many = REGISTRY["prod"](shape_of(mask)) if None in mask.shape else math.prod(mask.shape)
+    lines = reshape(x, [*sizes[:axis], many, *sizes[axis + len(mask.shape) :]])
+    places, count = REGISTRY["true_places"](reshape(mask, (-1,)))
+    return REGISTRY["take"](lines, REGISTRY["slice_along"](places, 0, count), axis, name=name)
+
+
 def _is_late(item: Any) -> bool:
     return not isinstance(item, (int, tuple, str, type(None)))
 
@@ -128,10 +163,12 @@ def _as_item(item: Any) -> Any:
     value = as_value(item)
     if isinstance(value, (list, np.ndarray)):
         value = default_array(value) if np.size(value) else np.zeros(np.shape(value), np.int64)
+    if _is_mask(value) and len(value.shape) > 0:
+        return value
     if isinstance(value, bool) or not _is_integral(value):
         raise GraphError(
-            f"{user_site()}: index with integers (alone, or in a list, array or tensor), slices, None and ..., not "
-            f"{item!r}; fr.where takes a bool condition"
+            f"{user_site()}: index with integers (alone, or in a list, array or tensor), slices, None and ..., "
+            f"or a mask of bools, not {item!r}"
         )
     return value if hasattr(value, "builder") or np.ndim(value) else int(value)
 

@@ -47,6 +47,8 @@ FAMILIES = [
     "shape",
     "slices",
     "index",
+    "entries",
+    "sorting",
     "routing",
     "parts",
     "linalg",

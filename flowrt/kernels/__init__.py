@@ -28,6 +28,7 @@ from flowrt.kernels.ops import (
 from flowrt.kernels.ops.nn import conv, pooling, recurrent, recurrent_on_cuda, softmax, softmax_on_cuda
 from flowrt.kernels.ops.nn import entropy as nn
 from flowrt.kernels.ops.shards import parts, routing
+from flowrt.kernels.ops.sorting import lines, places
 
 __all__ = [
     "activation",
@@ -39,9 +40,11 @@ __all__ = [
     "fused",
     "index",
     "linalg",
+    "lines",
     "moments",
     "nn",
     "parts",
+    "places",
     "pooling",
     "precision",
     "quantize",

@@ -27,6 +27,7 @@ from flowrt.ops.reduce import *
 from flowrt.ops.routing import *
 from flowrt.ops.shape import *
 from flowrt.ops.slices import *
+from flowrt.ops.sorting import *
 from flowrt.ops.source import *
 from flowrt.ops.state import *
 from flowrt.ops.trigonometry import *

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +22,11 @@ from flowrt.base.familiar import answering
 from flowrt.base.locating import located
 from flowrt.graph import Graph
 from flowrt.op import as_value, builder_for
-from flowrt.ops.inference import filled
-from flowrt.ops.shape import expand_dims, stack
+from flowrt.ops.index import take
+from flowrt.ops.inference import described, filled
+from flowrt.ops.shape import expand_dims, reshape, stack
+from flowrt.ops.sorting import argsort
+from flowrt.ops.source import shape_of
 from flowrt.typed import op
 
 if TYPE_CHECKING:
@@ -31,15 +35,19 @@ if TYPE_CHECKING:
     from flowrt.op import DType
     from flowrt.typed import Operand, Result
 
-__all__ = ["normal", "uniform"]
+__all__ = ["normal", "permutation", "randint", "truncated_normal", "uniform"]
 
 SEEDS = (1 << 63) - 1  # of a seed, what counts
 _NO_ITERATIONS = frozen(np.zeros(0, np.int64))
 
 
-def _sampled(dtype: DType, shape: Spec, iterations: Spec) -> Spec:
+def _check_iterations(iterations: Spec) -> None:
     if iterations.dtype != np.int64 or (iterations.dims is not None and iterations.rank != 1):
         raise SpecError(f"the iterations of the loops around random numbers are a vector of int64, got {iterations}")
+
+
+def _sampled(dtype: DType, shape: Spec, iterations: Spec) -> Spec:
+    _check_iterations(iterations)
     out = filled(dtype, shape)
     if out.dtype.kind != "f":
         raise SpecError(f"random numbers are floats, got dtype {out.dtype}; use astype on the result")
@@ -82,6 +90,46 @@ def random_uniform(
     return _sampled(dtype, shape, iterations)
 
 
+@op(stateful=True, gradient=None)
+def random_truncated_normal(
+    shape: Operand,
+    iterations: Operand,
+    mean: float,
+    stddev: float,
+    dtype: DType = "float32",
+    seed: int | None = None,
+    stream: int = 0,
+    first: int = 0,
+    *,
+    name: str | None = None,
+) -> Result:
+    """Samples within two standard deviations; see `truncated_normal`. They are a larger tensor's from ``first`` on."""
+    return _sampled(dtype, shape, iterations)
+
+
+@op(stateful=True, gradient=None)
+def random_integers(
+    shape: Operand,
+    iterations: Operand,
+    low: int,
+    most: int,
+    dtype: DType = "int64",
+    seed: int | None = None,
+    stream: int = 0,
+    *,
+    name: str | None = None,
+) -> Result:
+    """Integers from ``low`` to ``most``, which may be one; see `randint`."""
+    _check_iterations(iterations)
+    out = filled(dtype, shape)
+    if out.dtype.kind not in "iu":
+        raise SpecError(f"random integers are of an integer dtype, not {out.dtype}; use astype on the result")
+    held = np.iinfo(out.dtype)
+    if not held.min <= low <= most <= held.max:
+        raise SpecError(f"{out.dtype} holds integers from {held.min} to {held.max}, got low={low}, high={most + 1}")
+    return out
+
+
 @located("normal")
 def normal(
     shape: Operand,
@@ -119,6 +167,70 @@ def uniform(
     """
     seed, stream, iterations = _key("random_uniform", shape, seed, name)
     return random_uniform(shape, iterations, _number("low", low), _number("high", high), dtype, seed, stream, name=name)
+
+
+@located("truncated_normal")
+def truncated_normal(
+    shape: Operand,
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: DType = "float32",
+    seed: int | None = None,
+    *,
+    name: str | None = None,
+) -> TensorOrArray:
+    """Samples of the normal distribution that are within two standard deviations, as if others were drawn again.
+
+    Else as `normal`. Of a ``stddev`` of 1 before it is cut off they have one of 0.88.
+    """
+    mean, stddev = _number("mean", mean), _number("stddev", stddev)
+    seed, stream, iterations = _key("random_truncated_normal", shape, seed, name)
+    return random_truncated_normal(shape, iterations, mean, stddev, dtype, seed, stream, name=name)
+
+
+@located("randint")
+def randint(
+    shape: Operand,
+    low: int,
+    high: int,
+    dtype: DType = "int64",
+    seed: int | None = None,
+    *,
+    name: str | None = None,
+) -> TensorOrArray:
+    """Integers from ``low`` up to ``high``, which is left out; new ones at each step, and each iteration of a loop.
+
+    No integer is likelier than another by more than 2**-32 of its probability. With a ``seed`` two runs of a program
+    see the same values; outside a graph the same seed always gives the same.
+    """
+    least, limit = _integer("low", low), _integer("high", high)
+    if not least < limit:
+        raise SpecError(f"there is no integer from low={least} up to high={limit}, which is left out")
+    seed, stream, iterations = _key("random_integers", shape, seed, name)
+    return random_integers(shape, iterations, least, limit - 1, dtype, seed, stream, name=name)
+
+
+@located("permutation")
+def permutation(x: Operand, seed: int | None = None, *, name: str | None = None) -> TensorOrArray:
+    """The integers from 0 up to ``x``, an integer, in an order drawn by chance; or ``x``, its rows in such an order.
+
+    All orders are as likely, but for 2**-64 of ``x`` squared; another comes at each step, and each iteration of a loop.
+    With a ``seed`` two runs of a program see the same; outside a graph the same seed always gives the same.
+    """
+    spec = described(x)
+    if spec.dims == () and spec.dtype.kind not in "iu":
+        raise SpecError(f"an order is of so many integers, or of a tensor's slices, got {spec}")
+    shape = reshape(x, (1,)) if spec.dims == () else shape_of(x)[:1]
+    seed, stream, iterations = _key("random_integers", shape, seed, name, "permutation")
+    order = argsort(random_integers(shape, iterations, 0, (1 << 64) - 1, "uint64", seed, stream))
+    return order if spec.dims == () else take(x, order, name=name)
+
+
+def _integer(what: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except (TypeError, GraphError):
+        raise SpecError(f"{what} is an integer, not {value!r}; add to the result, or take its remainder") from None
 
 
 def _number(what: str, value: Any) -> float:

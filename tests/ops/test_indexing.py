@@ -149,8 +149,10 @@ def test_an_index_out_of_range_fails_the_step() -> None:
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        (lambda t: np.array([True, False, True, True]), r"not array\(.*; fr.where takes a bool condition"),
-        (lambda t: t > 1, "fr.where takes a bool condition"),
+        (lambda t: np.array([True, False, True]), r"a mask is shaped as the axes that it chooses from, .*not \(3,\)"),
+        (lambda t: (np.ones(4, bool), np.ones(3, bool)), "one mask stands in an index, beside slices alone"),
+        (lambda t: (np.ones(4, bool), t), "one mask stands in an index, beside slices alone"),
+        (lambda t: t > 1, "or a mask of bools, not <Tensor"),
         (lambda t: 1.0, "index with integers"),
         (lambda t: slice(None, t > 1), "a slice is from integer to integer"),
         (lambda t: slice(None, 1.5), "a slice is from integer to integer"),

@@ -14,7 +14,7 @@ import flowrt.ops as fr
 from flowrt.base.errors import SpecError
 from flowrt.graph import Graph, Tensor
 from flowrt.kernels.launch import Prepared
-from flowrt.kernels.ops.random import fill_normal, fill_uniform, lanes, philox, tensor_key
+from flowrt.kernels.ops.random import fill_normal, fill_truncated, fill_uniform, lanes, philox, tensor_key
 from flowrt.session import eager
 
 assert eager
@@ -25,6 +25,9 @@ PUBLISHED = [
     ("ffffffff " * 4, "ffffffff " * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
     ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 ]
+
+
+FILLED = {"normal": fill_normal, "truncated_normal": fill_truncated, "uniform": fill_uniform}
 
 
 def words(text: str) -> list[np.uint64]:
@@ -73,6 +76,16 @@ def test_normal_numbers_are_normal_and_neighbours_do_not_depend_on_each_other(dt
         assert abs((z**order).mean() - expected) < 0.1
     for lag in (1, 2, 3, 4):
         assert abs(np.corrcoef(z[:-lag], z[lag:])[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_truncated_numbers_are_the_normal_ones_within_two_deviations(dtype: str) -> None:
+    with Graph():
+        x = sample(fr.random.truncated_normal((40_003,), 1.0, 0.5, dtype, seed=14)).astype(np.float64)
+    z = (x - 1) / 0.5
+    assert likelihood(z, "truncnorm", -2, 2) > 0.01
+    assert 1.999 < abs(z).max() <= 2
+    assert z.std() == pytest.approx(0.8796, abs=0.01)
 
 
 def test_a_value_is_decided_by_seed_name_and_step() -> None:
@@ -148,7 +161,7 @@ def test_integers_and_empty_ranges_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["normal", "uniform"])
+@pytest.mark.parametrize("name", ["normal", "truncated_normal", "uniform"])
 def test_blocks_side_by_side_are_what_each_is_by_itself(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     size, numbers = 1035, (-1.0, 3.0)  # low and high, or mean and deviation
     with Graph():
@@ -162,13 +175,13 @@ def test_blocks_side_by_side_are_what_each_is_by_itself(name: str, dtype: str, m
     )
     with np.errstate(over="ignore"):
         for block in range(-(-size // lanes(want))):
-            (fill_normal if name == "normal" else fill_uniform)(want, block, *numbers, 0, 0, key)
+            FILLED[name](want, block, *numbers, 0, 0, key)
     np.testing.assert_allclose(got, want, 2e-7 if dtype == "float32" else 3e-15, 2e-14)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 5, 8, 517, 1030, 1034, 1035])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["normal", "uniform"])
+@pytest.mark.parametrize("name", ["normal", "truncated_normal", "uniform"])
 def test_a_stretch_is_what_the_whole_has_there(name: str, dtype: str, first: int) -> None:
     with Graph():
         whole = getattr(fr.random, name)((1035,), 0.0, 3.0, dtype, seed=9)

@@ -18,6 +18,7 @@ from op_examples_fused import EPILOGUES, FUSED
 from op_examples_layers import LAYERS
 from op_examples_nn import INDEX, LINALG, LSTM, NN, RANDOM
 from op_examples_precision import PRECISION
+from op_examples_sorting import SORTING
 from op_examples_state import FLOW, STATE
 
 import flowrt.ops as fr
@@ -490,6 +491,7 @@ EXAMPLES: Sequence[Example] = [
     *ARRANGED,
     *NORMS,
     *ENTRIES,
+    *SORTING,
     *FUSED,
     *EPILOGUES,
     *NN,

@@ -566,4 +566,10 @@ RANDOM = [  # whose values have tests of their own
         specs=(Spec("float64", (3, 4, 5)),),
     ),
     Example("random_uniform", lambda: fr.random.uniform((), -1, 1, seed=3), specs=(Spec("float32", ()),)),
+    Example("random_truncated_normal", lambda: fr.random.truncated_normal((2, 3)), specs=(Spec("float32", (2, 3)),)),
+    Example("random_integers", lambda: fr.random.randint((3,), 0, 2**64, "uint64"), specs=(Spec("uint64", (3,)),)),
+    Example("random_integers", lambda: fr.random.permutation(7), specs=(Spec("int64", (7,)),), note="order"),
+    Example(
+        "random_integers", lambda x: fr.random.permutation(x), (CUBE,), specs=(Spec("float32", (3, 4, 5)),), note="rows"
+    ),
 ]

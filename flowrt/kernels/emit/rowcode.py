@@ -10,6 +10,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from flowrt.kernels.emit.reductions import GROUP, add_groups, add_lanes, no_lanes
+from flowrt.kernels.emit.sortcode import SORT_EMITTERS
 from flowrt.kernels.emit.squarecode import SQUARE_EMITTERS
 
 if TYPE_CHECKING:
@@ -264,5 +265,6 @@ ROW_EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many wo
     "add_rows": (6, _add_rows),
     "add_fours": (5, _add_fours),
     "add_to_rows": (5, _add_to_rows),
+    **SORT_EMITTERS,
     **SQUARE_EMITTERS,
 }

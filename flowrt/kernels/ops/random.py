@@ -17,6 +17,7 @@ import numpy as np
 from flowrt.base.spec import Spec
 from flowrt.kernels.elementary.exponential import whole_number
 from flowrt.kernels.elementary.logarithm import log_of_normal64
+from flowrt.kernels.elementary.quantile import distance_of, quantile_at
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import cuda
 from flowrt.kernels.ops.trigonometry import circle
@@ -224,3 +225,134 @@ def random_uniform_on_cuda(
     key, many = tensor_key(iterations, given, seed, stream, run), lanes(y)
     for block in range(cuda.grid(1), (y.size + lead + many - 1) // many, cuda.gridsize(1)):
         fill_uniform(y, block, low, high, base, lead, key)
+
+
+@jitable
+def fill_truncated(y: Any, block: int, mean: float, stddev: float, base: int, lead: int, key: Any) -> None:
+    """As `fill_uniform`: quantiles, each of one share."""
+    words, many = block_words(base + block, key), lanes(y)
+    for lane in range(many):
+        at = block * many + lane - lead
+        if at >= 0 and at < y.size:
+            share = unit(words[2 * lane], words[2 * lane + 1]) if many == 2 else (float(words[lane]) + 0.5) * 2.0**-32
+            distance = distance_of(share)
+            y[at] = mean + stddev * quantile_at(distance, math.log(1.0 - 4.0 * distance * distance))
+
+
+@kernel("random_truncated_normal", layout=_side_by_side, local=_room, infallible=True)
+def random_truncated_normal(
+    shape: Any, iterations: Any, y: Any, words: Any, numbers: Any, mean: float, stddev: float, given: int, seed: int,
+    stream: int, base: int, lead: int, begin: int, end: int, run: Any,
+) -> None:  # fmt: skip
+    key, many = tensor_key(iterations, given, seed, stream, run), lanes(y)
+    for first in range(begin, end, BLOCKS):
+        count = min(BLOCKS, end - first)
+        make_words(words, base + first, count, key)
+        for lane in range(many):
+            for t in range(count):
+                if many == 2:
+                    share = wide_share(words[2 * lane, t], words[2 * lane + 1, t])
+                else:
+                    share = (whole_number(words[lane, t]) + 0.5) * 2.0**-32
+                distance = distance_of(share)
+                logarithm = log_of_normal64(1.0 - 4.0 * distance * distance, 0.0)
+                numbers[lane, t] = mean + stddev * quantile_at(distance, logarithm)
+        put_blocks(numbers, y, first, count, lead)
+
+
+@kernel("random_truncated_normal", "cuda", layout=_sampling)
+def random_truncated_normal_on_cuda(
+    shape: Any, iterations: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, base: int,
+    lead: int, run: Any,
+) -> None:  # fmt: skip
+    key, many = tensor_key(iterations, given, seed, stream, run), lanes(y)
+    for block in range(cuda.grid(1), (y.size + lead + many - 1) // many, cuda.gridsize(1)):
+        fill_truncated(y, block, mean, stddev, base, lead, key)
+
+
+# ── integers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A random number of 64 bits, or 128 where more than 2**32 integers are drawn from, times how many they are: what is
+# above those bits. So one is drawn more often than another by less than 2**-32 of its probability.
+
+
+def _drawing(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """Each block is a unit: of two entries, or of one where each takes all its bits."""
+    seed, many = attrs["seed"], attrs["most"] - attrs["low"] + 1
+    each = 2 if many <= 1 << 32 else 1
+    words = attrs["low"], many % (1 << 64), each, int(seed is not None), seed or 0, attrs["stream"]
+    flat = (View.dense((spec.size,)) for spec in (*inputs, *outputs))
+    return Call((*flat, View.dense((4, BLOCKS))), words, units=-(-outputs[0].size // each))
+
+
+def _room_for_words(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec]:
+    return (Spec("uint64", (4, BLOCKS)),)
+
+
+@jitable
+def scaled(high: Any, low: Any, many: Any) -> Any:
+    """What is above the 64 bits of a random number, as two words, times ``many``, at most 2**32."""
+    return (high * many + ((low * many) >> HALF)) >> HALF
+
+
+@jitable
+def product_of(a: Any, b: Any) -> tuple[Any, Any]:
+    """The upper and the lower 64 bits of a product."""
+    lowest = (a & LOW) * (b & LOW)
+    middle = (a >> HALF) * (b & LOW) + (lowest >> HALF)
+    other = (a & LOW) * (b >> HALF) + (middle & LOW)
+    return (a >> HALF) * (b >> HALF) + (middle >> HALF) + (other >> HALF), (other << HALF) | (lowest & LOW)
+
+
+@jitable
+def widely_scaled(a: Any, b: Any, c: Any, d: Any, many: Any) -> Any:
+    """What is above the 128 bits of a random number, as four words, times ``many``, where 0 stands for 2**64."""
+    if many == 0:
+        return (a << HALF) | b
+    upper, lower = product_of((a << HALF) | b, many)
+    carried = product_of((c << HALF) | d, many)[0]
+    return upper + np.uint64(carried > ~lower)
+
+
+@jitable
+def counted_from(low: Any, number: Any) -> Any:
+    """The sum modulo 2**64, which nothing on the way to it exceeds."""
+    lower = (low & LOW) + (number & LOW)
+    return (((low >> HALF) + (number >> HALF) + (lower >> HALF)) << HALF) | (lower & LOW)
+
+
+@kernel("random_integers", layout=_drawing, local=_room_for_words, infallible=True)
+def random_integers(
+    shape: Any, iterations: Any, y: Any, words: Any, low: int, many: int, each: int, given: int, seed: int,
+    stream: int, begin: int, end: int, run: Any,
+) -> None:  # fmt: skip
+    key, least, size = tensor_key(iterations, given, seed, stream, run), np.uint64(low), np.uint64(many)
+    for first in range(begin, end, BLOCKS):
+        count = min(BLOCKS, end - first)
+        make_words(words, first, count, key)
+        a, b, c, d = words[0], words[1], words[2], words[3]
+        if each == 1:
+            for t in range(count):
+                y[first + t] = counted_from(least, widely_scaled(a[t], b[t], c[t], d[t], size))
+            continue
+        for t in range(count):
+            a[t], c[t] = counted_from(least, scaled(a[t], b[t], size)), counted_from(least, scaled(c[t], d[t], size))
+        for t in range(min(count, y.size // 2 - first)):
+            y[2 * (first + t)], y[2 * (first + t) + 1] = a[t], c[t]
+        if 2 * (first + count) > y.size:
+            y[y.size - 1] = a[count - 1]
+
+
+@kernel("random_integers", "cuda", layout=_drawing, local=_room_for_words)
+def random_integers_on_cuda(
+    shape: Any, iterations: Any, y: Any, words: Any, low: int, many: int, each: int, given: int, seed: int,
+    stream: int, run: Any,
+) -> None:  # fmt: skip
+    key, least, size = tensor_key(iterations, given, seed, stream, run), np.uint64(low), np.uint64(many)
+    for block in range(cuda.grid(1), (y.size + each - 1) // each, cuda.gridsize(1)):
+        a, b, c, d = block_words(block, key)
+        if each == 1:
+            y[block] = counted_from(least, widely_scaled(a, b, c, d, size))
+            continue
+        y[2 * block] = counted_from(least, scaled(a, b, size))
+        if 2 * block + 1 < y.size:
+            y[2 * block + 1] = counted_from(least, scaled(c, d, size))
