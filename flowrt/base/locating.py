@@ -43,9 +43,11 @@ class located:
                 try:
                     return function(*args, **kwargs)
                 except TypeError as error:
-                    if _never_began(error):
-                        raise misfit(self._what, signature(function), args, kwargs) from None
-                    raise
+                    if not _never_began(error):
+                        raise
+                    if function.__name__ == "__init__":
+                        raise _misfit_of(function, args, kwargs) from None
+                    raise misfit(self._what, signature(function), args, kwargs) from None
 
         return cast("F", inside)
 

@@ -176,6 +176,7 @@ class BoundedQueue(ABC):
     """What queues have in common: all but the order in which elements leave. Waiters are served strictly in order."""
 
     kind: ClassVar[str]
+    components: ClassVar[str] = "components"
 
     def __init__(self, capacity: int, elements: _Elements, name: str | None) -> None:
         self.graph = current_graph("a queue")
@@ -269,7 +270,7 @@ class BoundedQueue(ABC):
     def _components(self, value: Any) -> list[Any]:
         given = list(value) if isinstance(value, (tuple, list)) and not self._single else [value]
         if len(given) != len(self.specs):
-            raise SpecError(f"{self!r} takes {len(self.specs)} components, not {len(given)}")
+            raise SpecError(f"{self!r} takes {len(self.specs)} {self.components}, not {len(given)}")
         return [of_dtype(v, s.dtype) for v, s in zip(given, self.specs, strict=True)]
 
     def _element(self, outputs: Any) -> Any:
@@ -319,8 +320,8 @@ class ShuffleQueue(BoundedQueue):
     ) -> None:
         if not isinstance(min_after_dequeue, int) or min_after_dequeue < 1:
             raise SpecError(
-                "min_after_dequeue is how many stay for the next to be drawn from, at least 1; "
-                f"got {min_after_dequeue!r}; a queue that keeps the order is fr.FIFOQueue"
+                "min_after_dequeue is how many stay for the next one to be drawn from, at least 1, "
+                f"not {min_after_dequeue!r}; a queue that keeps the order is fr.FIFOQueue"
             )
         if isinstance(capacity, int) and capacity <= min_after_dequeue:
             raise SpecError(f"of capacity={capacity} min_after_dequeue={min_after_dequeue} leaves nothing to dequeue")
@@ -343,6 +344,7 @@ class PriorityQueue(BoundedQueue):
     """
 
     kind = "priority"
+    components = "components, of which the priority is the first"
 
     @located("a queue")
     def __init__(self, capacity: int, dtypes: Any, shapes: Any = None, *, name: str | None = None) -> None:

@@ -70,7 +70,10 @@ class LBFGS(Optimizer):
         Whatever else ``loss`` is made of, as what is fed, stays as it is.
         """
         pairs = self.compute_gradients(loss, variables)
-        return self._apply(pairs, name, partial(self._moves, loss=as_value(loss)))
+        tensor: Tensor = as_value(loss)
+        with building(tensor.graph):
+            total = sum_(tensor)  # which is what gradients are of
+        return self._apply(pairs, name, partial(self._moves, loss=total))
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         return self._moves([(gradient, variable)])
@@ -99,61 +102,62 @@ class _Update:
         self.rate = astype(optimizer._rate(variables[0]), self.dtype)
         rows = optimizer.history
         self.last_points, self.last_slopes = ([slot(v, name) for v in variables] for name in ("point", "slope"))
-        self.steps, self.changes = (
-            [slot(v, name, shape=(rows, *v.shape)) for v in variables] for name in ("steps", "changes")
+        self.moves, self.changes = (
+            [slot(v, name, shape=(rows, *v.shape)) for v in variables] for name in ("moves", "changes")
         )
         self.curvatures = slot(variables[0], "curvatures", shape=(rows,), dtype=self.dtype)  # 0 where there is none yet
 
     def writes(self, loss: Tensor | None) -> list[Node]:
-        steps, changes, curvatures = self._remembered()
-        direction = self._direction(steps, changes, curvatures)
+        moves, changes, curvatures = self._remembered()
+        direction = self._direction(moves, changes, curvatures)
         slope = self._product(self.slopes, direction)
         length = self.rate * where(curvatures[-1] > 0, 1.0, minimum(1.0, 1.0 / sqrt(negative(slope))))
         if loss is not None:
             start = constant(np.zeros((), self.dtype)), astype(loss, self.dtype), slope
             length = _distance(partial(self._along, loss, direction), start, length, self.evaluations)
-        moves = [where(length > 0, step, zeros_like(step)) for step in self._scaled(length, direction)]  # were it nan
-        kept = [*self.last_points, *self.last_slopes, *self.steps, *self.changes, self.curvatures]
-        values = [*self.points, *self.slopes, *steps, *changes, curvatures]
-        moved = [variable.assign_add(move) for variable, move in zip(self.variables, moves, strict=True)]
+        goes = length > 0  # no direction, then, has entries that are no numbers
+        move = [where(goes, entry, zeros_like(entry)) for entry in self._scaled(length, direction)]
+        kept = [*self.last_points, *self.last_slopes, *self.moves, *self.changes, self.curvatures]
+        values = [*self.points, *self.slopes, *moves, *changes, curvatures]
+        moved = [variable.assign_add(entry) for variable, entry in zip(self.variables, move, strict=True)]
         return moved + [variable.assign(value) for variable, value in zip(kept, values, strict=True)]
 
     def _remembered(self) -> tuple[Vector, Vector, Any]:
-        """The history, newest last: steps, what they changed of the gradient, and the products of both.
+        """The history, newest last: moves, what they changed of the gradient, and the products of both.
 
-        The last step counts if the loss curves upwards along it, beyond what rounding makes of it.
+        The last move counts if the loss curves upwards along it, beyond what rounding makes of it.
         """
-        step, change = _difference(self.points, self.last_points), _difference(self.slopes, self.last_slopes)
-        curvature = self._product(step, change)
-        lengths = sqrt(self._product(step, step)) * sqrt(self._product(change, change))
+        move, change = _difference(self.points, self.last_points), _difference(self.slopes, self.last_slopes)
+        curvature = self._product(move, change)
+        lengths = sqrt(self._product(move, move)) * sqrt(self._product(change, change))
         counts = (in_common.get().count(self.variables[0]) > 1) & (curvature > np.finfo(self.dtype).eps * lengths)
 
         def appended(rows: Any, row: Any) -> Any:
             return where(counts, concat([rows[1:], expand_dims(row, 0)], 0), rows)
 
-        steps, changes = (
+        moves, changes = (
             [appended(rows, row) for rows, row in zip(kept, new, strict=True)]
-            for kept, new in ((self.steps, step), (self.changes, change))
+            for kept, new in ((self.moves, move), (self.changes, change))
         )
-        return steps, changes, appended(self.curvatures, curvature)
+        return moves, changes, appended(self.curvatures, curvature)
 
-    def _direction(self, steps: Vector, changes: Vector, curvatures: Any) -> Vector:
+    def _direction(self, moves: Vector, changes: Vector, curvatures: Any) -> Vector:
         """The inverse Hessian times the negative gradient: algorithm 7.4. Rows of no curvature change nothing."""
         inverse = where(curvatures > 0, 1.0 / curvatures, 0.0)
 
         def back(vector: Vector, row: Any) -> tuple[Vector, Any]:
-            step, change, factor = row
-            share = factor * self._product(step, vector)
+            move, change, factor = row
+            share = factor * self._product(move, vector)
             return _difference(vector, self._scaled(share, change)), share
 
         def forth(vector: Vector, row: Any) -> tuple[Vector, None]:
-            step, change, factor, share = row
-            return _sum(vector, self._scaled(share - factor * self._product(change, vector), step)), None
+            move, change, factor, share = row
+            return _sum(vector, self._scaled(share - factor * self._product(change, vector), move)), None
 
-        vector, shares = scan(back, [negative(g) for g in self.slopes], (steps, changes, inverse), reverse=True)
+        vector, shares = scan(back, [negative(g) for g in self.slopes], (moves, changes, inverse), reverse=True)
         newest = [change[-1] for change in changes]
         scale = where(curvatures[-1] > 0, curvatures[-1] / self._product(newest, newest), 1.0)
-        found: Vector = scan(forth, self._scaled(scale, vector), (steps, changes, inverse, shares))[0]
+        found: Vector = scan(forth, self._scaled(scale, vector), (moves, changes, inverse, shares))[0]
         return found
 
     def _along(self, loss: Tensor, direction: Vector, distance: Tensor) -> tuple[Any, Any]:

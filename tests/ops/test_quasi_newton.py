@@ -267,6 +267,16 @@ def test_only_the_variables_that_are_named_move_and_what_is_fed_stays() -> None:
         np.testing.assert_allclose(session.run([x, y]), [5, 2], rtol=1e-7)
 
 
+def test_of_a_loss_with_several_entries_the_sum_is_minimised() -> None:
+    with fr.Graph() as graph:
+        x = fr.Variable(np.float64([3.0, -2.0]), name="x")
+        step = fr.optim.LBFGS().minimize(fr.stack([fr.sum(x * x), 2 * x[0], -4 * x[1]]))
+    with fr.BlockingSession(graph) as session:
+        for _ in range(10):
+            session.run(step)
+        np.testing.assert_allclose(session.run(x), [-1, 2], rtol=1e-7)
+
+
 def test_variables_of_several_dtypes_move_together() -> None:
     with fr.Graph() as graph:
         x, y = fr.Variable(np.float32([3.0]), name="x"), fr.Variable(np.float64([2.0, 1.0]), name="y")
@@ -319,6 +329,10 @@ async def test_training_that_is_restored_goes_on_to_the_same_bits(tmp_path: Path
                 await session.save()
             await session.run(step)
         expected = await session.run(x)
+    assert {variable.name for variable in graph.variables} == {
+        "x",
+        *(f"x/{kept}" for kept in ("point", "slope", "moves", "changes", "curvatures", "steps")),
+    }
     graph, x, step = build()
     async with fr.Session(graph, checkpoints=fr.Checkpoints(tmp_path / "kept")) as session:
         await session.restore()

@@ -408,9 +408,11 @@ async def test_a_graph_that_came_back_from_bytes_has_the_same_order() -> None:
 def test_what_makes_no_queue_is_an_error_at_its_line() -> None:
     with fr.Graph():
         with pytest.raises(
-            fr.SpecError, match=r"a queue \(.*\): min_after_dequeue is .* at least 1; got 0; .*FIFOQueue"
+            fr.SpecError, match=r"a queue \(.*\): min_after_dequeue is .* at least 1, not 0; .*FIFOQueue"
         ):
             fr.ShuffleQueue(4, 0, "float32")
+        with pytest.raises(fr.SpecError, match=r"ShuffleQueue\(capacity: int, .*\): missing .* 'min_after_dequeue'"):
+            fr.ShuffleQueue(4, dtypes="float32")  # type: ignore[call-arg]
         with pytest.raises(fr.SpecError, match="min_after_dequeue=4 leaves nothing to dequeue"):
             fr.ShuffleQueue(4, 4, "float32")
         with pytest.raises(fr.SpecError, match="room for at least one element, got capacity='a'"):
@@ -418,7 +420,7 @@ def test_what_makes_no_queue_is_an_error_at_its_line() -> None:
         with pytest.raises(fr.SpecError, match="2 dtypes need as many shapes, got 1"):
             fr.PriorityQueue(4, ["float32", "int32"], [()])
         queue = fr.PriorityQueue(4, "float32", ())
-        with pytest.raises(fr.SpecError, match="takes 2 components, not 1"):
+        with pytest.raises(fr.SpecError, match="takes 2 components, of which the priority is the first, not 1"):
             queue.enqueue(1.0)
         with pytest.raises(fr.SpecError, match="does not fit int64"):
             queue.enqueue((1.5, 1.0))
