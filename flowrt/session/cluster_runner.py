@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.device import CLIENT, Device
-from flowrt.base.errors import FlowrtError, GraphError, InternalError, LinkBroken, NodeLost, user_site
+from flowrt.base.errors import FlowrtError, GraphError, InternalError, LinkBroken, NodeLost, RemoteError, user_site
 from flowrt.passes.needs import can_do_without
 from flowrt.placement import Auto
 from flowrt.progress import Activity
@@ -268,7 +268,8 @@ async def _are_enough(runner: Runner, away: frozenset[str]) -> bool:
 class Comebacks:
     """Looks, where a step failed, whether a node that was lost is back, and holds nothing of what it held.
 
-    It knows which process each task was when all variables had values. Steps of a trainer are the trainer's to save.
+    It knows which process each task was when all variables had values. While a trainer runs, it is the trainer that
+    puts variables back.
     """
 
     def __init__(self) -> None:
@@ -298,8 +299,12 @@ class Comebacks:
             empty = [key for key in session._held() if key not in have]
             if not empty:
                 self._births = births
-                raise NodeLost(f"{what}; run the step again") from error
+                if isinstance(error, (RemoteError, InternalError)):
+                    raise NodeLost(f"{what}; run the step again") from error
+                return
             what += f" without what it held, as the variable {empty[0][1]!r}"
+            if session._iterating:
+                raise NodeLost(f"{what}; training puts that back: run the step again") from error
             if session.checkpoints is None:
                 raise NodeLost(
                     f"{what}; open the session again to begin anew, or give it checkpoints=fr.Checkpoints(path), which "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from flowrt.graph import Graph, Resource
     from flowrt.placement import Rules
@@ -26,6 +26,7 @@ class Inside(Protocol):
     _closed: bool
     _numbers: Numbers
     _placement: Rules | None
+    _iterating: dict[Any, Callable[[], Coroutine[Any, Any, None]]]
 
     @property
     def next_number(self) -> int: ...

@@ -114,6 +114,35 @@ async def test_without_checkpoints_it_is_said_what_is_gone_and_what_helps() -> N
             assert (await session.run(held))[1].tolist() == [1, 1, 1, 1]
 
 
+async def test_while_a_trainer_runs_variables_are_its_own_to_put_back(tmp_path: Any) -> None:
+    graph, x, _, step = counting()
+    async with opened(graph, tmp_path) as (cluster, session):
+        await session.run(step, {x: ONES})
+
+        async def end() -> None:
+            del session._iterating["a trainer"]
+
+        session._iterating["a trainer"] = end
+        await again(cluster, session, WORKERS[1])
+        for _ in range(2):
+            said = await failing(lambda: session.run(step, {x: ONES}))
+            assert said.endswith("as the variable 'b'; training puts that back: run the step again")
+        await end()
+        assert "put back to step 0" in await failing(lambda: session.run(step, {x: ONES}))
+
+
+async def test_an_error_of_another_kind_stays_what_it_is(tmp_path: Any) -> None:
+    with fr.Graph() as graph:
+        rows = fr.placeholder("int64", (None,), name="rows")
+        with fr.device(WORKERS[1]):
+            taken = fr.take(np.ones((3, 2), "float32"), rows)
+    async with opened(graph, tmp_path) as (cluster, session):
+        await session.run(taken, {rows: [0]})
+        await again(cluster, session, WORKERS[1])
+        with pytest.raises(fr.FlowrtError, match=r"take .* out of range"):
+            await session.run(taken, {rows: [7]})
+
+
 async def test_a_node_that_held_nothing_is_used_again() -> None:
     with fr.Graph() as graph:
         x = fr.placeholder("float32", (4,))
