@@ -147,6 +147,7 @@ OWNERS = {
         "sched/host/memory",
         "sched/host/segments",
         "sched/host/spares",
+        "sched/host/tracer",
         "sched/host/variables",
         "session/blocking",
         "kernels/store/objects",

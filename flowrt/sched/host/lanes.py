@@ -35,15 +35,6 @@ this_thread = threading.get_ident
 main_thread = threading.main_thread
 
 
-def thread_name() -> str:
-    """What to call the thread that asks: an event loop runs in it, or by its name."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return threading.current_thread().name
-    return "event loop"
-
-
 def usable_cores() -> int:
     """The cores this process may use: its affinity, cut down to the cgroup's quota; at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)

@@ -7,14 +7,14 @@ All times are nanoseconds of the one clock that compiled code reads, too.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 from weakref import ref
-
-from flowrt.sched.host.lanes import thread_name
 
 Note: TypeAlias = "tuple[str, str, int, int, int, int, dict[str, Any]]"
 """What kind of thing was done, on which track, described where, from when until when, in the run of which number, and
@@ -40,6 +40,7 @@ class Tracer:
         self._most, self._held = most, 0
         self._notes: deque[tuple[int, Note]] = deque()
         self._numbers: dict[int, tuple[int, Any]] = {}  # by the identity of what is described, as long as there is that
+        self._mutex = threading.Lock()
         self._described = 0
         self._descriptions: list[Any] = []  # that nobody has taken
 
@@ -47,15 +48,19 @@ class Tracer:
         """The number of the description of ``what``, which ``make`` makes, as plain data, the first time."""
         key = id(what)
         known = self._numbers.get(key)
-        if known is None:
-            self._descriptions.append(make())
-            try:
-                kept = ref(what, lambda _: self._numbers.pop(key, None))
-            except TypeError:
-                kept = what
-            known = self._numbers[key] = self._described, kept
+        if known is not None:
+            return known[0]
+        described = make()
+        try:
+            kept: Any = ref(what, lambda _: self._numbers.pop(key, None))
+        except TypeError:
+            kept = what
+        with self._mutex:
+            number = self._described
             self._described += 1
-        return known[0]
+            self._descriptions.append(described)
+            self._numbers[key] = number, kept
+        return number
 
     def note(
         self,
@@ -70,24 +75,41 @@ class Tracer:
         slices: int = 1,
     ) -> None:
         """Note what was done in the run of that ``number``: on this thread, if no ``track`` is named."""
-        if self._held + slices > self._most:
-            self.dropped += slices
-            return
-        self._held += slices
         where = thread_name() if track is None else track
-        self._notes.append((slices, (kind, where, description, began, ended, number, about or {})))
+        with self._mutex:
+            if self._held + slices > self._most:
+                self.dropped += slices
+                return
+            self._held += slices
+            self._notes.append((slices, (kind, where, description, began, ended, number, about or {})))
+
+    def drop(self, slices: int) -> None:
+        """Count so many slices as left out."""
+        with self._mutex:
+            self.dropped += slices
 
     def take(self, most: int = MOST_NOTES) -> tuple[list[Any], list[Note]]:
         """The descriptions that are new, and the oldest notes, of about so many slices."""
-        (new, self._descriptions), taken, slices = (self._descriptions, []), [], 0
-        while self._notes and slices < most:
-            weight, note = self._notes.popleft()
-            slices += weight
-            taken.append(note)
-        self._held -= slices
+        taken, slices = [], 0
+        with self._mutex:
+            while self._notes and slices < most:
+                weight, note = self._notes.popleft()
+                slices += weight
+                taken.append(note)
+            self._held -= slices
+            new, self._descriptions = self._descriptions, []
         return new, taken
 
     @property
     def waiting(self) -> bool:
         """Whether there are notes that nobody has taken."""
         return bool(self._notes)
+
+
+def thread_name() -> str:
+    """What to call the thread that asks: an event loop runs in it, or by its name."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return threading.current_thread().name
+    return "event loop"

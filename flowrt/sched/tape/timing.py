@@ -66,7 +66,7 @@ class LaunchTimes:
         else:
             launches, about = len(stamped), {"stamps": stamped.tobytes()}
         if launches > MOST_LAUNCHES:
-            tracer.dropped += launches
+            tracer.drop(launches)
             launches, about = 0, {}
         tracer.note("tape", description, self._began, ended, number, about, slices=1 + launches)
 

@@ -90,6 +90,23 @@ def test_what_has_no_room_is_counted() -> None:
     assert tracer.waiting
 
 
+def test_what_is_taken_while_something_is_being_described_mixes_nothing_up() -> None:
+    tracer, first, second = Tracer(), object(), object()
+    taken: list[str] = []
+
+    def interrupted() -> str:
+        """As another thread does that describes and takes meanwhile."""
+        tracer.note("node", tracer.describe(second, lambda: "second"), 0, 1)
+        taken.extend(tracer.take()[0])
+        return "first"
+
+    tracer.note("node", tracer.describe(first, interrupted), 0, 1)
+    tracer.note("node", tracer.describe(second, lambda: "again"), 0, 1)
+    descriptions, notes = tracer.take()
+    assert [*taken, *descriptions] == ["second", "first"]
+    assert [note[2] for note in notes] == [1, 0]
+
+
 def test_messages_with_tensors_are_noted_by_what_identifies_them(host: Host) -> None:
     trace = HostTrace(host)
     trace.tell(ONE, "client")
