@@ -349,6 +349,17 @@ async def test_elements_given_to_a_cancelled_dequeue_go_back_to_the_front() -> N
     assert numbers(await queue.dequeue(2)) == [1, 2]
 
 
+async def test_two_dequeues_cancelled_at_once_give_their_elements_back_in_order() -> None:
+    queue = Queue("q", 2)
+    takes = [asyncio.ensure_future(queue.dequeue(1)) for _ in range(2)]
+    await settled()
+    await queue.enqueue([element(1), element(2)])
+    for take in takes:
+        take.cancel()
+    await asyncio.wait(takes)
+    assert numbers(await queue.dequeue(2)) == [1, 2]
+
+
 async def test_a_cancelled_enqueue_raises_even_where_its_elements_were_taken() -> None:
     queue = Queue("q", 1)
     await queue.enqueue([element(1)])
