@@ -8,7 +8,9 @@ each array anew.
     python perf/transport.py --sizes 1 64 256 --repeat 15
 
 With ``--tls``, the same over TLS, in turns with both: what it keeps of the throughput without, for blocking sockets of
-Python's and for flowrt. With ``--gbits 10`` all of them send no faster than a network of that many gigabits a second.
+Python's and for flowrt, and how long each side computes. At best the busier side computes the cipher beside what it
+does without TLS, where each has a core that is never idle: what that would keep is shown, by the figures of ``openssl
+speed``. With ``--gbits 10`` all of them send no faster than a network of that many gigabits a second.
 
 With ``--steps``, a value through steps of a session instead of the link alone: from a server to a worker of which the
 client fetches two entries (pass), or to the client (fetch), a scalar through both and back (steps), and a step of a
@@ -24,12 +26,14 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import shutil
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
 
 SLICE = 4 << 20  # bytes per call of the floor, as flowrt writes; the whole array in one call takes up to twice as long
 SMALL = 1024
+CIPHERS = ("aes-256-gcm", "aes-128-gcm", "chacha20-poly1305")  # of TLS 1.3; Python's prefers them in this order
 SO_MAX_PACING_RATE = 47  # bytes a second that the kernel sends at most; of Linux, and not in Python's socket module
 
 
@@ -160,10 +165,30 @@ def reuse() -> Callable[[Any, tuple[int, ...]], Any]:
     return allocate
 
 
+def computed(pid: int) -> float:
+    """The seconds that all threads of a process have computed so far."""
+    tasks = Path(f"/proc/{pid}/task")
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+
+
+def cipher_seconds(name: str, nbytes: int) -> float | None:
+    """What one core takes to encrypt so many bytes, or None where there is no openssl to ask."""
+    if shutil.which("openssl") is None:
+        return None
+    command = ["openssl", "speed", "-mr", "-seconds", "1", "-bytes", str(1 << 14), "-evp", name]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return nbytes / float(said.strip().splitlines()[-1].split(":")[-1])
+
+
 async def measure(
-    options: argparse.Namespace, ports: list[int], streams: list[socket.socket], token: str, keys: str | None
+    options: argparse.Namespace,
+    ports: list[int],
+    streams: list[socket.socket],
+    token: str,
+    keys: str | None,
+    pids: list[int],
 ) -> list[dict[str, Any]]:
-    """``ports`` are those of a node, and of one that speaks TLS, if that is measured."""
+    """``ports`` are those of a node, and of one that speaks TLS, if that is measured; ``pids`` are of all servers."""
     cases = [("1 KiB", SMALL, options.trips, 20)]
     cases += [(f"{size} MiB", size << 20, 1, options.repeat) for size in options.sizes]
     async with AsyncExitStack() as stack:
@@ -178,30 +203,42 @@ async def measure(
             )
             pace(connection._stream.socket, options.gbits)
             ways.append(await stack.enter_async_context(connection))
-        return [await compare(*case, streams, ways) for case in cases]
+        return [await compare(*case, streams, ways, pids) for case in cases]
 
 
 async def compare(
-    name: str, length: int, trips: int, repeat: int, streams: list[socket.socket], ways: list[Connection]
+    name: str,
+    length: int,
+    trips: int,
+    repeat: int,
+    streams: list[socket.socket],
+    ways: list[Connection],
+    pids: list[int],
 ) -> dict[str, Any]:
-    """Median seconds of one transfer by each way, taken in turns."""
+    """Median seconds of one transfer by each way, taken in turns, and what both sides compute in them."""
     array = np.random.default_rng(0).integers(0, 256, length, dtype=np.uint8)
     answer = memoryview(bytearray(length if length <= SMALL else 8))
     floors: list[list[float]] = [[] for _ in streams]
     taken: list[list[float]] = [[] for _ in ways]
+    busy: list[list[tuple[float, float]]] = [[] for _ in pids]  # seconds computed here and there
+
+    def now(number: int) -> tuple[float, float, float]:
+        return time.perf_counter(), time.process_time(), computed(pids[number])
+
     for turn in range(repeat + 2):
         times = []
-        for stream in streams:
-            start = time.perf_counter()
+        for number, way in enumerate([*streams, *ways]):
+            before = now(number)
             for _ in range(trips):
-                floor_send(stream, array.data, answer)
-            times.append(time.perf_counter() - start)
-        for way in ways:
-            start = time.perf_counter()
-            for _ in range(trips):
-                await way.send({"x": array})
-                await way.receive()
-            times.append(time.perf_counter() - start)
+                if isinstance(way, socket.socket):
+                    floor_send(way, array.data, answer)
+                else:
+                    await way.send({"x": array})
+                    await way.receive()
+            taken_here, *both = (after - was for after, was in zip(now(number), before, strict=True))
+            times.append(taken_here)
+            if turn >= 2:
+                busy[number].append((both[0] / trips, both[1] / trips))
         if turn >= 2:  # the first two warm memory and socket buffers up
             for kept, seconds in zip([*floors, *taken], times, strict=True):
                 kept.append(seconds / trips)
@@ -215,6 +252,7 @@ async def compare(
         "best_share": min(floor) / min(ours),
         "spread_s": [min(ours), max(ours)],
         "floor_spread_s": [min(floor), max(floor)],
+        "busy_s": [[statistics.median(side) for side in zip(*those, strict=True)] for those in busy],
     }
     for tls, secured in zip(taken[1:], floors[1:], strict=True):
         row |= {"tls_s": statistics.median(tls), "tls_spread_s": [min(tls), max(tls)]}
@@ -238,7 +276,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     pipes, floors = ([(which, context.Pipe()) for which in both] for _ in range(2))
     settings = options.loop, token, options.buffers, options.fresh
     largest = max(options.sizes) << 20
-    children = [
+    children = [  # as `busy_s` has them
         *(
             context.Process(target=floor_server, args=(pipe, largest, options.buffers, which), daemon=True)
             for which, (_, pipe) in floors
@@ -260,7 +298,8 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
                     stream = Keys(which).contexts().client.wrap_socket(stream)
                 streams.append(stack.enter_context(stream))
             ports = [end.recv() for _, (end, _) in pipes]
-            rows: list[dict[str, Any]] = run_on(options.loop, measure(options, ports, streams, token, keys))
+            pids = [child.pid or 0 for child in children]
+            rows: list[dict[str, Any]] = run_on(options.loop, measure(options, ports, streams, token, keys, pids))
         for child in children:
             child.join(timeout=10)
     finally:
@@ -284,6 +323,18 @@ def show(row: dict[str, Any]) -> str:
         f"{row['case']:>8}  floor {row['floor_s'] * 1e3:9.3f} ms  flowrt {row['flowrt_s'] * 1e3:9.3f} ms "
         f"({low * 1e3:.3f} to {high * 1e3:.3f})  share {row['share']:.2f} (of the best {row['best_share']:.2f}){rate}"
     )
+
+
+def show_busy(row: dict[str, Any]) -> Iterator[str]:
+    """How long both sides compute for a transfer, and what TLS could keep that costs the cipher alone."""
+    names, indent = ("floor", "floor over TLS", "flowrt", "flowrt over TLS"), " " * 10
+    for name, (here, there) in zip(names, row["busy_s"], strict=True):
+        yield f"{indent}{name:<17} computes {here * 1e3:6.2f} ms to send, {there * 1e3:6.2f} ms to receive"
+    busier = max(row["busy_s"][2])
+    for name in CIPHERS:
+        more = cipher_seconds(name, row["bytes"])
+        if more is not None:
+            yield f"{indent}{name:<17} {more * 1e3:6.2f} ms a side: at best keeps {busier / (busier + more):.0%}"
 
 
 def through_steps(options: argparse.Namespace) -> None:
@@ -335,6 +386,8 @@ def main() -> None:
     print(f"loop {options.loop}, socket buffers {buffers}, fresh memory {options.fresh}{pace_said}")
     for row in rows:
         print(show(row))
+        if options.tls and row["bytes"] > SMALL:
+            print(*show_busy(row), sep="\n")
 
 
 if __name__ == "__main__":
