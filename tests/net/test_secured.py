@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 from wire_world import keys, on_both_loops, only_over_tls
 
-from flowrt.net.door.secured import BURST, Secured, Taking, secured_to
+from flowrt.net.door import secured
+from flowrt.net.door.secured import BURST, TLS, Secured, Taking, secured_to
 
 
 class Hearing(asyncio.BufferedProtocol):
@@ -114,19 +117,72 @@ async def test_a_turn_of_the_loop_encrypts_no_more_than_a_burst() -> None:
                 await asyncio.sleep(0)
 
 
-@on_both_loops
-async def test_who_gives_up_while_tls_is_agreed_upon_is_told() -> None:
+@asynccontextmanager
+async def stranger() -> AsyncIterator[tuple[Secured, asyncio.StreamWriter]]:
+    """A node's end of a connection over which nothing was said yet, and the stranger's."""
     loop = asyncio.get_running_loop()
     accepted: asyncio.Future[Any] = loop.create_future()
     async with await loop.create_server(lambda: Taking(accepted.set_result), "127.0.0.1", 0) as server:
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        node = Secured(await accepted)
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(given_up(node))
-            await asyncio.sleep(0)
-            node.abort()
-            assert await waiting
+        yield Secured(await accepted), writer
         writer.close()
+
+
+@on_both_loops
+async def test_who_gives_up_while_tls_is_agreed_upon_is_told() -> None:
+    async with stranger() as (node, _), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(given_up(node))
+        await asyncio.sleep(0)
+        node.abort()
+        assert await waiting
+
+
+@only_over_tls
+async def test_a_stranger_who_is_given_up_in_the_turn_in_which_more_comes_is_not_waited_for() -> None:
+    """Its descriptor is closed next: a process whose uvloop watches it then is aborted."""
+    made, wake = keys.get(), secured._wake
+    assert made is not None
+    async with stranger() as (node, writer):
+        writer.write(b"\x16\x03\x01\x02\x00\x01")  # a hello, of which the rest never comes
+        assert await node.begins_tls()
+
+        def wake_and_give_up(waiter: asyncio.Future[None]) -> None:
+            wake(waiter)
+            node.abort()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(secured, "_wake", wake_and_give_up)
+            agreeing = asyncio.create_task(node.agree(made.contexts().node))
+            await asyncio.sleep(0)
+            writer.write(b"\x00")
+            with pytest.raises(ConnectionAbortedError):
+                await agreeing
+
+
+@only_over_tls
+async def test_a_number_that_is_another_descriptors_by_now_stays_watched() -> None:
+    """Where TLS cannot begin, since who began it has reset the connection, `ssl` closes the descriptor."""
+    made, loop = keys.get(), asyncio.get_running_loop()
+    assert made is not None
+    mine, other = socket.socketpair()
+    with mine, other, socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as hasty:
+            accepted = listener.accept()[0]
+            node, number = Secured(accepted), accepted.fileno()
+            hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            hasty.send(TLS)
+            assert await node.begins_tls()
+        with pytest.raises(OSError, match=r"reset|TLS handshake"):
+            await node.agree(made.contexts().node)
+        os.dup2(mine.fileno(), number)
+        heard = asyncio.Event()
+        loop.add_reader(number, heard.set)
+        node.abort()
+        other.send(b"!")
+        async with asyncio.timeout(10):
+            await heard.wait()
+        loop.remove_reader(number)
+        os.close(number)
 
 
 async def given_up(node: Secured) -> bool:

@@ -118,6 +118,8 @@ class Secured(asyncio.Transport):
                 raise ConnectionResetError("it was closed while TLS was agreed upon") from error
 
     async def _turn_of(self, watch: Callable[..., Any], unwatch: Callable[[int], Any]) -> None:
+        if self._over:  # in the turn in which the other end was awaited no more; the descriptor is about to be closed
+            raise _given_up()
         waiter = self._waiter = self._loop.create_future()
         watch(self._fd, _wake, waiter)
         try:
@@ -255,11 +257,14 @@ class Secured(asyncio.Transport):
     def _end(self, error: OSError | None) -> None:
         if self._over:
             return
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
+        waiting = self._waiter is not None
+        if self._reading or waiting:  # else the descriptor may be another's: where TLS cannot begin, `ssl` closes it
+            self._loop.remove_reader(self._fd)
+        if self._blocked or waiting:
+            self._loop.remove_writer(self._fd)
         self._reading = False
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(ConnectionAbortedError("it was given up while TLS was agreed upon"))
+            self._waiter.set_exception(_given_up())
         self._closing = self._over = True
         self._left.clear()
         self._loop.call_soon(self._lose, error)
@@ -269,6 +274,10 @@ class Secured(asyncio.Transport):
             self._protocol.connection_lost(error)
         finally:
             self._socket.close()
+
+
+def _given_up() -> ConnectionAbortedError:
+    return ConnectionAbortedError("it was given up while TLS was agreed upon")
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
