@@ -367,7 +367,7 @@ async def test_memory_that_nobody_uses_any_more_goes_back_to_the_system() -> Non
 
 @on_both_loops
 async def test_memory_that_was_received_or_computed_in_goes_back_once_nobody_uses_it() -> None:
-    await goes_back(lambda local, memory: local.received(np.dtype("float32"), (FLOATS,)))
+    await goes_back(lambda local, memory: memory.received(np.dtype("float32"), (FLOATS,)))
     await goes_back(lambda local, memory: memory.output((FLOATS,), np.dtype("float32")))
 
 

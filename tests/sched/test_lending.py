@@ -167,13 +167,13 @@ def test_a_copy_lies_where_memory_was_made_ready_for_it_once_and_if_it_fits(shar
 async def test_large_arrays_are_received_where_earlier_ones_were_that_nobody_has_any_more() -> None:
     memory = Memory()
     memory.rooms = Segments(memory, shared=False)
-    first = memory.received((MIB,), np.dtype("uint8"))
-    kept = memory.received((MIB,), np.dtype("uint8"))
+    first = memory.received(np.dtype("uint8"), (MIB,))
+    kept = memory.received(np.dtype("uint8"), (MIB,))
     place, first[:], kept[:] = first.ctypes.data, 1, 2
     assert memory.held == 2 * MIB
     del first
     assert memory.held == MIB
-    again = memory.received((MIB // 4,), np.dtype("float32"))
+    again = memory.received(np.dtype("float32"), (MIB // 4,))
     again[:] = 3
     assert again.ctypes.data == place
     assert (kept == 2).all()
@@ -181,7 +181,7 @@ async def test_large_arrays_are_received_where_earlier_ones_were_that_nobody_has
     memory.reclaim()
     del kept, again
     assert memory.held == 0
-    assert memory.received((MIB,), np.dtype("uint8")).size == MIB  # what is idle gives way to what there is a limit for
+    assert memory.received(np.dtype("uint8"), (MIB,)).size == MIB  # what is idle gives way to what there is a limit for
 
 
 @pytest.mark.parametrize(("steps", "stays"), [(1, 1), (2, 2), (3, 3), (50, 1 + PATIENCE)])

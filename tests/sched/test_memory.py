@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flowrt.base.errors import ResourceError
-from flowrt.sched.host.memory import COUNTED, Memory, amount, available_bytes
+from flowrt.sched.host.memory import COUNTED, UNSETTLED, Memory, MemoryStatistics, amount, available_bytes
 
 FLOAT = np.dtype(np.float32)
 
@@ -30,6 +30,18 @@ def test_what_is_held_is_counted_until_nobody_refers_to_it() -> None:
     del part
     gc.collect()
     assert memory.held == 0
+
+
+def test_arrays_that_are_gone_are_taken_off_before_a_peak_is_told_and_some_of_them_at_least() -> None:
+    memory = Memory()
+    kept = [memory.empty((2000,), FLOAT) for _ in range(4)]
+    del kept
+    for _ in range(10 * UNSETTLED):
+        memory.empty((2000,), FLOAT)
+        assert len(memory._dead) <= UNSETTLED
+    assert memory.statistics() == MemoryStatistics(0, 32_000, None)
+    more = [memory.empty((2000,), FLOAT) for _ in range(5)]
+    assert memory.statistics() == MemoryStatistics(8000 * len(more), 40_000, None)
 
 
 def test_what_is_to_last_begins_at_a_cache_line_and_is_counted_while_any_of_it_is_in_use() -> None:

@@ -105,7 +105,7 @@ class Master:
             budget,
             Allowance(),
             lambda epoch: epoch == self.epoch,
-            self._local.received,
+            self._memory.received,
             posted=self.listeners.hear,
             local=self._local,
             tls=tls,

@@ -107,7 +107,7 @@ class NetworkNode:
             host.budget,
             Allowance(),
             self._reigns.__contains__,
-            self._local.received,
+            host.memory.received,
             self._hear_posted,
             self._local,
             host.credit,
@@ -125,7 +125,7 @@ class NetworkNode:
         """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
         task, local, birth = self.host.task, self._local, secrets.token_hex(8)
         hello = to_hello(Serve(task, tuple(self.host.devices), local.host, local.way, self._imports, birth))
-        allocate, tls = local.received, self._tls
+        allocate, tls = self.host.memory.received, self._tls
         door = serve(host, port, self._token, self._attend, hello=hello, allocate=allocate, local=local, tls=tls)
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as self._tasks:

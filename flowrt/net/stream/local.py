@@ -24,10 +24,7 @@ from flowrt.net.wire.handshake import name_told_as
 from flowrt.sched.host.segments import AVAILABLE, Segments
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from flowrt.sched.host.memory import Memory
-    from flowrt.sched.host.rendezvous import Array
 
 WAYS = ("shared", "unix", "tcp")  # the best first
 BACKLOG = 128
@@ -151,10 +148,6 @@ class Local:
     def leave(self, channel: OtherEnd) -> None:
         """Forget a channel that is closed."""
         self._channels.discard(channel)
-
-    def received(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """Memory for what is received: counted, and refused where there is none."""
-        return self._memory.received(shape, dtype)
 
     def _mind(self) -> None:
         """There is memory that will not be used any more one day. Any thread may say so."""

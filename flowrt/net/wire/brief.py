@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from flowrt.base import codec
-from flowrt.base.codec import FRAME, Allocate, Array, Bytes, Layout, Limits
+from flowrt.base.codec import FRAME, Allocate, Bytes, Layout, Limits
 from flowrt.base.errors import BrokenStream, SpecError
 
 BEGINS = 0xC1
@@ -133,17 +133,14 @@ def decode_whole(window: memoryview, at: int, end: int, allocate: Allocate) -> t
         arrays = []
         for dtype, shape, offset in layouts:
             sent = np.ndarray(shape, dtype, window, behind + offset)
-            arrays.append(sent.copy() if sent.nbytes < _UNCOUNTED else _received(sent, allocate))
+            if sent.nbytes < _UNCOUNTED:
+                arrays.append(sent.copy())
+            else:
+                arrays.append(allocate(dtype, shape))
+                arrays[-1][...] = sent
     except Exception:  # whatever it is, the survey says it by name
         return None
     return _make_brief(Brief, (bytes(window[at + _FRAME.size : table]), tuple(arrays))), behind + nbytes
-
-
-def _received(sent: Array, allocate: Allocate) -> Array:
-    """A copy of what came, in memory that is counted."""
-    array = allocate(sent.dtype, sent.shape)
-    np.copyto(array, sent)
-    return array
 
 
 def _lengths(header: bytes) -> tuple[int, int]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 COUNTED = 4096  # bytes
+UNSETTLED = 64  # arrays that are gone and still counted, at most, where what is counted is below its peak
 LINE = 64  # bytes that memory answers at once
 LOOKED_AT = 64 << 20  # bytes below which nobody looks at what the machine has left, which takes some 50 µs
 IDLE_BYTES = 1 << 30  # that are kept for steps to come
@@ -116,8 +117,11 @@ class Memory:
         """
         return self._empty_in(self.segments or self.rooms, shape, dtype)
 
-    def received(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """`empty` for what comes from elsewhere, in memory that was there for what came before, if there is some."""
+    def received(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """`empty` for what comes from elsewhere, in memory that was there for what came before, if there is some.
+
+        It is a `codec.Allocate`.
+        """
         return self._empty_in(self.rooms, shape, dtype)
 
     def _empty_in(self, slots: Segments | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -269,12 +273,14 @@ class Memory:
         if limit is None and nbytes >= LOOKED_AT and not self.room_for(nbytes):
             return False
         with self._mutex:
-            self._settle()
-            if limit is not None and self._held + self._spare + nbytes > limit:
-                return False
-            self._held += nbytes
-            if self._held > self._peak:
-                self._peak = self._held
+            held = self._held + nbytes
+            if held > self._peak or limit is not None or len(self._dead) >= UNSETTLED:
+                self._settle()  # else neither the peak nor any limit can tell what is gone from what is held
+                held = self._held + nbytes
+                if limit is not None and held + self._spare > limit:
+                    return False
+                self._peak = max(self._peak, held)
+            self._held = held
         return True
 
     def _settle(self) -> None:
