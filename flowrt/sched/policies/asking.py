@@ -12,6 +12,7 @@ from numbers import Integral
 from typing import Any, NoReturn, TypeVar
 
 from flowrt.base.errors import GraphError, Site
+from flowrt.sched.policies.all_of import AllOf
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, site_of
 
 Answer = TypeVar("Answer")
@@ -84,6 +85,11 @@ def after(policy: Policy, record: Record, replicas: int) -> Policy:
     if answer.size(replicas) != policy.size(replicas):
         _refuse(policy, f"after answered {answer!r}, whose sets are of another size; policies of one run have one size")
     return answer
+
+
+def repeats(policy: Policy) -> bool:
+    """Whether a policy answers one and the same to the updates of all, whenever they came: one asking is enough."""
+    return type(policy) is AllOf
 
 
 def prepares(policy: Policy) -> bool:

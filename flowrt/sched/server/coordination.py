@@ -32,6 +32,7 @@ from flowrt.sched.drivers.messages import (
     Ready,
     Report,
     Update,
+    make_applied,
     make_order,
 )
 from flowrt.sched.drivers.way import may_be
@@ -77,6 +78,7 @@ class Coordination:
                 floor=role.floor,
             )
         )
+        self.booked = self._steady.booked  # what is told to a replica of its batches, with each version
         self._reporting = Reporting(role.run, role.staleness > 0)
         self._incarnations = [0] * len(role.replicas)  # by replica: how often it was begun again
         self._gone = [0] * len(role.replicas)  # by replica: how many batches the one that was lost last had spent
@@ -131,11 +133,6 @@ class Coordination:
         """What those were computed from, where not all from the open version."""
         return self._value.versions
 
-    def booked(self, replica: int) -> tuple[int, bool, int]:
-        """How many batches of a replica are spent, whether it has begun with the last of them, and since when: see
-        `Version`."""
-        return self._steady.booked(replica)
-
     def is_under_way(self, replica: int, version: int) -> bool:
         """Whether the update that a replica computed from ``version`` may yet count."""
         return self._value.computed[replica] == version and self._value.begun(replica) > 0
@@ -189,7 +186,7 @@ class Coordination:
         match message:
             case Held(_, server, version, replica, finite, square):
                 if version <= self.version:
-                    self._reporting.held(replica, now)
+                    self._reporting.whole[replica] = now
                     samples = self._reporting.samples(replica)
                     self._value = self._value.held(server, version, replica, finite, now, square, samples)[0]
             case Applied(_, server, version, square):
@@ -233,15 +230,25 @@ class Coordination:
             self._value = self._value.ready(replica, update.ready, now)
         self._reporting.take_down(update, told, now, self._steady.oldest(replica))
 
-    def hold(self, server: int, version: int, replica: int, finite: bool, square: float) -> None:
+    def hold(self, version: int, replica: int, finite: bool, square: float) -> None:
         """Server 0 itself holds its parts of an update, or refused them: see `Held`."""
         now = self._way.clock()
         if finite and self._steady.hold(replica, version, now, self._reporting.samples(replica)):
-            self._reporting.held(replica, now)
-            if self._steady.is_fixed:
+            self._reporting.whole[replica] = now
+            if self._steady.fixed is not None:
                 self._give_order(now)
         else:
-            self._follow(Held(self._role.run, server, version, replica, finite, square), now)
+            self._follow(Held(self._role.run, 0, version, replica, finite, square), now)
+
+    def applied(self, version: int, square: float) -> None:
+        """Server 0 itself has applied the set of a version: see `Applied`."""
+        now = self._way.clock()
+        if self._due is not None or self._steady.fixed is None:
+            self._follow(make_applied(self._role.run, 0, version, square), now)
+            return
+        self._applied(0, version, now, square)
+        if not self._steady.usual:  # else nothing follows until an update comes
+            self._follow(None, now)
 
     def overtook(self, replica: int, cut: tuple[float, ...], told: float) -> None:
         """Take down what a replica was doing for a version that was overtaken, of which it was ``told`` then."""
@@ -378,10 +385,11 @@ class Coordination:
         replicas = self._steady.order(now)
         if replicas is None:
             return False
-        order = self.order(self.version, replicas)
-        for task in self._role.servers[1:]:
-            self._way.post(task, order)
-        self._obey(order.version, replicas, order.weights, order.versions)
+        if others := self._role.servers[1:]:
+            order = self.order(self.version, replicas)
+            for task in others:
+                self._way.post(task, order)
+        self._obey(self.version, replicas, self.weights, self._steady.versions)
         return True
 
     def order(self, version: int, replicas: tuple[int, ...]) -> ApplyOrder:

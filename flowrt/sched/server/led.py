@@ -38,7 +38,7 @@ class Led:
         """A version was applied, by these updates, which are ``lasting`` or not: ``say`` so when it may be."""
         for leader in self._leaders:
             leader.moved(version, updates, lasting)
-        if self._over or not self._lags:
+        if self._over or not self._leaders or not self._lags:
             say()
             return
         self._say = say

@@ -43,7 +43,7 @@ class Reporting:
         self._run, self._older = run, older
         self._came: dict[int, _Came] = {}  # by replica: its update that came last
         self._heard: dict[int, tuple[Any, ...]] = {}  # by replica: what `Report.times` says of it, but for the last
-        self._whole: dict[int, float] = {}  # by replica: when a server last held its update
+        self.whole: dict[int, float] = {}  # by replica: when a server last held its update
         self._noise = NoiseScale()
 
     def take_down(self, update: Update, told: float, now: float, oldest: int) -> None:
@@ -58,10 +58,6 @@ class Reporting:
         """A replica was doing this for a version that was overtaken, of which it was ``told`` then."""
         version, phase, *times, _ = cut
         self._heard[replica] = replica, version, told, phase, _TIMES.pack(*times), now
-
-    def held(self, replica: int, now: float) -> None:
-        """A server holds its part of the update of ``replica``."""
-        self._whole[replica] = now
 
     @property
     def came(self) -> tuple[int, ...]:
@@ -81,7 +77,7 @@ class Reporting:
         """What there is to say of a version."""
         if made.squares is not None:
             self._noise = self._noise.learn(made.squares, made.square)
-        whole, waited = self._whole, made.ordered - made.decided  # for the client to ask for it
+        whole, waited = self.whole, made.ordered - made.decided  # for the client to ask for it
         receipts = made.receipts
         report: Report = make_report(
             self._run,
@@ -95,7 +91,7 @@ class Reporting:
             self._noise.value,
             (),
         )
-        self._heard, self._whole = {}, {}
+        self._heard, self.whole = {}, {}
         return report
 
     def forget(self, oldest: Callable[[int], int]) -> None:

@@ -46,7 +46,7 @@ from flowrt.sched.server.standing_in import left_with_orders, report_of
 from flowrt.sched.server.undriven import Undriven
 from flowrt.sched.versions.opening import Left
 from flowrt.sched.versions.quorum import Verdict
-from flowrt.sched.versions.shard import Shard
+from flowrt.sched.versions.shard import Shard, Untold
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
@@ -115,7 +115,7 @@ class Server:
         self._squares = [nan] * len(role.replicas)  # of the newest update of each
         self._square = nan  # of what the variables were moved by last
         self._applying: asyncio.Task[None] | None = None
-        self._shard: Shard[Parts] = Shard.start(len(role.replicas), role.version, role.staleness)
+        self._untold = Untold[Parts](Shard.start(len(role.replicas), role.version, role.staleness))
         self._told = [_Told() for _ in role.replicas]
         self._values: tuple[Any, ...] = ()
         self._at = role.version  # what replicas are told
@@ -125,9 +125,18 @@ class Server:
         self._publish(role.version)
 
     @property
+    def _shard(self) -> Shard[Parts]:
+        """What is held here, all that came included."""
+        return self._untold.told()
+
+    @_shard.setter
+    def _shard(self, shard: Shard[Parts]) -> None:
+        self._untold.of = shard
+
+    @property
     def version(self) -> int:
         """The version of the variables."""
-        return self._shard.version
+        return self._untold.of.version
 
     @property
     def left(self) -> Left:
@@ -269,23 +278,22 @@ class Server:
 
     def _keep(self, update: Update) -> Verdict:
         """Keep an update, if its numbers are finite and it is what the variables are moved by, which raises if not."""
-        version, replica, finite, shard = update.version, update.replica, update.finite, self._shard
-        if not shard.expects(version, replica):
-            self._shard, verdict = shard.known(version, replica)
+        version, replica, finite, untold = update.version, update.replica, update.finite, self._untold
+        if not untold.expects(version, replica):
+            self._shard, verdict = self._shard.known(version, replica)
             return verdict
         parts = unbundled(update.parts)
         if finite:
             checked([*map(parts.__getitem__, self._expected)], self._expected.values(), self._whose[replica])
         self._squares[replica] = update.square
-        self._shard, verdict = shard.keep(version, replica, tuple(parts), finite)
-        return verdict
+        return untold.keep(version, replica, tuple(parts), finite)
 
     def _say_held(self, replica: int, version: int, finite: bool) -> None:
         role, square = self.role, self._squares[replica] if finite else nan
         if self.coordination is None:
             self.way.post(role.servers[0], Held(role.run, role.server, version, replica, finite, square))
         else:
-            self.coordination.hold(role.server, version, replica, finite, square)
+            self.coordination.hold(version, replica, finite, square)
 
     def _say(self, message: Applied | Failed) -> None:
         """Tell server 0."""
@@ -375,8 +383,10 @@ class Server:
         self._fail(version, -1, error)
 
     def _say_applied(self, version: int) -> None:
-        if self.coordination is None:
-            self._publish(version + 1)  # server 0 does so once all have applied it, since it says who begins
+        if self.coordination is not None:
+            self.coordination.applied(version, self._square)
+            return
+        self._publish(version + 1)  # server 0 does so once all have applied it, since it says who begins
         self._say(make_applied(self.role.run, self.role.server, version, self._square))
 
     # ── telling replicas ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ messages are, they are therefore of this version or an older one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Generic, TypeVar
 
@@ -99,6 +99,13 @@ class Shard(Generic[Update]):
         refused = self.refused | {replica}
         return replace(self, held=held, computed=computed, refused=refused, counts=counts), Verdict.REFUSED
 
+    def keep_all(self, version: int, updates: Mapping[int, Update]) -> Shard[Update]:
+        """`keep` of the finite updates of one version, by replica, that this `expects`."""
+        held, computed = [*self.held], [*self.computed]
+        for replica, update in updates.items():
+            held[replica], computed[replica] = update, version
+        return replace(self, held=tuple(held), computed=tuple(computed), refused=self.refused - updates.keys())
+
     def take(
         self, version: int, replicas: tuple[int, ...], versions: Sequence[int] = ()
     ) -> tuple[Shard[Update], tuple[Update, ...] | None]:
@@ -173,3 +180,43 @@ class Shard(Generic[Update]):
         if version != self.version or self.taken is None:
             raise InternalError(f"version {version} was {done} but not taken; this server is at {self.version}")
         return self.taken
+
+
+class Untold(Generic[Update]):
+    """A shard, and updates of its version that it was not told of yet: it is told of them together, which costs less.
+
+    What is assigned to ``of`` is the shard from then on.
+    """
+
+    __slots__ = ("_fresh", "_of")
+
+    def __init__(self, of: Shard[Update]) -> None:
+        self.of = of
+
+    @property
+    def of(self) -> Shard[Update]:
+        """The shard, which may not know of all updates yet."""
+        return self._of
+
+    @of.setter
+    def of(self, of: Shard[Update]) -> None:
+        self._of = of
+        self._fresh: dict[int, Update] = {}  # by replica
+
+    def told(self) -> Shard[Update]:
+        """The shard, with all that came."""
+        if self._fresh:
+            self.of = self._of.keep_all(self._of.version, self._fresh)
+        return self._of
+
+    def expects(self, version: int, replica: int) -> bool:
+        """As `Shard.expects`."""
+        return (self.told() if replica in self._fresh else self._of).expects(version, replica)
+
+    def keep(self, version: int, replica: int, update: Update, finite: bool) -> Verdict:
+        """As `Shard.keep`."""
+        if finite and version == self._of.version:
+            self._fresh[replica] = update
+            return Verdict.HELD
+        self.of, verdict = self.told().keep(version, replica, update, finite)
+        return verdict

@@ -57,16 +57,17 @@ class Steady:
     """
 
     __slots__ = (
+        "_answer",
         "_began",
         "_given",
         "_of",
         "_opened",
         "_past",
-        "_set",
         "_spent",
         "_usual",
         "_whole",
         "allowed",
+        "fixed",
         "ordered_at",
         "replicas",
         "version",
@@ -96,7 +97,9 @@ class Steady:
         self._usual: bool | None = None  # not known yet
         self._given: list[int] | None = None  # by replica: its batches, where that was told anew
         self._whole: dict[int, float] = {}  # by replica, by arrival: when its update became whole
-        self._set: tuple[Close, tuple[float, ...] | None, float] | None = None  # what was fixed, its weights, and when
+        # The set of the open version, once it is fixed as usual: what the policy answered, weights, and when.
+        self.fixed: tuple[Close, tuple[float, ...] | None, float] | None = None
+        self._answer: tuple[Close, tuple[float, ...] | None] | None = None  # of a policy that repeats it
         self.ordered_at: float | None = None
         self._past.clear()
 
@@ -121,11 +124,6 @@ class Steady:
         self._opened, self._began, self._spent = quorum.opened, of.began, of.book.spent
         return True
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the set of the open version is fixed as usual, and the coordinator was not told."""
-        return self._set is not None
-
     def told(self) -> Coordinator:
         """The coordinator, with all that it was not told, in one go."""
         of = self._of
@@ -135,7 +133,7 @@ class Steady:
             of = replace(of, book=replace(of.book, given=tuple(self._given)))
         if self.allowed > of.allowed:
             of = replace(of, allowed=self.allowed)
-        if self._set is not None:
+        if self.fixed is not None:
             of = replace(self._with_all(of), ordered_at=self.ordered_at)
         elif self._whole:
             of = hold_all(of, tuple(self._whole), tuple(self._whole.values()))
@@ -163,8 +161,8 @@ class Steady:
 
     def _with_all(self, of: Coordinator) -> Coordinator:
         """The coordinator with all updates, and their set fixed."""
-        assert self._set is not None
-        close, weights, closed_at = self._set
+        assert self.fixed is not None
+        close, weights, closed_at = self.fixed
         kept = tuple(range(self.replicas))
         offers = tuple(self._offers())
         fixed = {"kept": kept, "why": close.why, "weights": weights, "closed_at": closed_at}
@@ -197,7 +195,7 @@ class Steady:
     def hold(self, replica: int, version: int, now: float, samples: int) -> bool:
         """Note that the update of ``replica``, of which `give` was told, became whole; answers as that does.
 
-        See afterwards whether the set `is_fixed`.
+        See afterwards whether the set is ``fixed``.
         """
         whole = self._whole
         if version != self.version or replica in whole or samples or not 0 <= replica < self.replicas:
@@ -224,8 +222,12 @@ class Steady:
 
     def _fix(self, now: float) -> bool:
         """Ask the policy, now that all have offered, and fix the set that it wants; answers whether that was all."""
-        policy, opened = self.policy, self._opened
-        offers, at = self._offers(), opened + (now - opened)
+        policy, opened = self._of.quorum.policy, self._opened
+        at = opened + (now - opened)
+        if self._answer is not None:
+            self.fixed = (*self._answer, at)
+            return True
+        offers = self._offers()
         try:
             answer = asking.decide(policy, self.replicas, tuple(offers), (), at - opened)
             if not isinstance(answer, Close):
@@ -233,7 +235,9 @@ class Steady:
             weights = asking.weights(policy, sorted(offers, key=_REPLICA))
         except GraphError:  # the coordinator comes upon it, too
             return False
-        self._set = answer, weights, at
+        self.fixed = answer, weights, at
+        if asking.repeats(policy):
+            self._answer = answer, weights
         return True
 
     # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -243,7 +247,7 @@ class Steady:
         """Whether no order is due for sure, as all goes as usual; one that is due need not be allowed yet."""
         if not (self._usual or self.usual):
             return False
-        return self._set is None or self.ordered_at is not None
+        return self.fixed is None or self.ordered_at is not None
 
     def allow(self, version: int) -> None:
         """As `Coordinator.allow`."""
@@ -262,7 +266,7 @@ class Steady:
     @property
     def weights(self) -> tuple[float, ...] | None:
         """What the updates of the set that was ordered last are multiplied by."""
-        return self.told().weights if self._set is None else self._set[1]
+        return self.told().weights if self.fixed is None else self.fixed[1]
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -271,10 +275,11 @@ class Steady:
 
     def publish(self, server: int, version: int, now: float, square: float) -> SteadyVersion | None:
         """Note that ``server`` has applied the set of ``version``; what is to be reported once all have."""
-        if self._set is not None and self.ordered_at is not None and version == self.version and not server:
+        fixed, ordered = self.fixed, self.ordered_at
+        if fixed is not None and ordered is not None and version == self.version and not server:
             given = self._given or self._of.book.given
             if all(map(gt, given, self._spent)):
-                return self._open_next(self._set, self.ordered_at, now)
+                return self._open_next(fixed, ordered, now)
         before = self.told()
         self.of = value = before.publish(server, version, now, square)
         return None if value.version == before.version else _made(before, value, square)
@@ -289,7 +294,7 @@ class Steady:
             self.version, self._opened, decided, ordered, receipts, self._began, close.why, None, nan
         )
         self._past.append((receipts, decided))
-        self._whole, self._set, self.ordered_at = {}, None, None
+        self._whole, self.fixed, self.ordered_at = {}, None, None
         self.version += 1
         self._opened, self._began = now, (now,) * self.replicas
         self._spent = tuple([batch + 1 for batch in self._spent])

@@ -16,7 +16,7 @@ from flowrt.sched.versions.book import Book
 from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.sched.versions.ledger import AppliedVersion, Cause, Outcome, Receipt, Stuck
 from flowrt.sched.versions.quorum import Quorum, Verdict
-from flowrt.sched.versions.shard import Shard, ShardStatistics
+from flowrt.sched.versions.shard import Shard, ShardStatistics, Untold
 from flowrt.sched.versions.standing import Standing
 
 HELD, OFFERED, CLOSE = Verdict.HELD, Verdict.OFFERED, Verdict.CLOSE
@@ -275,6 +275,41 @@ def test_a_server_refuses_and_attributes_what_is_not_finite() -> None:
     assert shard.statistics().refused == (0, 1)
     with pytest.raises(InternalError, match="replica 1 is in the set, its update is not held here"):
         shard.take(0, (1,))
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_server_that_is_told_of_updates_together_holds_what_it_would_one_by_one(staleness: int, seed: int) -> None:
+    draw = random.Random(seed)
+    print(f"seed {seed}")
+    shard: Shard[str] = Shard.start(4, 3, staleness)
+    untold = Untold(shard)
+    fresh = 0
+    for number in range(400):
+        version, replica, finite = shard.version - draw.choice((0, 0, 0, 1, 2)), draw.randrange(4), draw.random() < 0.9
+        update = f"update {number}"
+        if draw.random() < 0.02:
+            with pytest.raises(InternalError, match="this server is at"):
+                untold.expects(shard.version + 1, replica)
+        assert untold.expects(version, replica) == shard.expects(version, replica)
+        if shard.expects(version, replica):
+            shard, verdict = shard.keep(version, replica, update, finite)
+            assert untold.keep(version, replica, update, finite) is verdict
+        fresh += untold.of != shard
+        if draw.random() < 0.2:
+            assert untold.told() == shard
+            assert untold.of is untold.told()
+        held = [r for r in range(4) if shard.held[r] is not None]
+        if draw.random() < 0.3 and held and shard.taken is None:
+            shard, updates = shard.take(shard.version, tuple(held), [shard.computed[r] for r in held])
+            untold.of, same = untold.told().take(shard.version, tuple(held), [shard.computed[r] for r in held])
+            assert updates == same
+        elif shard.taken is not None and draw.random() < 0.5:
+            shard, untold.of = shard.applied(shard.version), untold.told().applied(shard.version)
+    assert untold.told() == shard
+    assert untold.told().statistics() == shard.statistics()
+    assert fresh
+    assert shard.version > 10
 
 
 def test_a_replica_that_was_refused_is_heard_again_in_the_next_version() -> None:

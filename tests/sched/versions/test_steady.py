@@ -26,6 +26,7 @@ class Both:
         self.steady = Steady(self.one)
         self.spared = 0  # updates that were noted
         self.usual = 0  # versions that went as usual
+        self.why = ""  # of the newest version
 
     def look(self) -> Coordinator:
         one = self.one
@@ -59,9 +60,10 @@ class Both:
     def publish(self, now: float) -> None:
         before, version = self.one, self.one.version
         self.one = before.publish(0, version, now)
-        self.usual += self.steady.is_fixed
+        self.usual += self.steady.fixed is not None
         made = self.steady.publish(0, version, now, 0.0)
         assert made is not None
+        self.why = made.why
         assert made.receipts == self.one.receipts(version)
         assert (made.version, made.opened, made.decided) == (version, before.quorum.opened, before.quorum.closed_at)
         assert (made.ordered, made.began, made.why) == (before.ordered_at, before.began, before.why)
@@ -179,7 +181,7 @@ def test_the_set_of_all_is_ordered_once_it_is_allowed() -> None:
     both.both(replace(both.look(), allowed=0))
     for replica in range(REPLICAS):
         both.update(replica, 0, 2, 0.1 * replica)
-    assert both.steady.is_fixed
+    assert both.steady.fixed is not None
     assert not both.order(1.0)
     both.one = both.one.allow(1)
     both.steady.allow(1)
@@ -187,6 +189,23 @@ def test_the_set_of_all_is_ordered_once_it_is_allowed() -> None:
     assert not both.order(3.0)
     both.publish(4.0)
     assert both.look().version == 1
+
+
+class Timed(AllOf):
+    """One that answers otherwise in each version, and so has to be asked in each."""
+
+    def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+        answer = super().decide(offers, able, now)
+        return Close(answer.replicas, f"after {now:.2f} s") if isinstance(answer, Close) else answer
+
+
+def test_who_may_answer_otherwise_to_the_updates_of_all_is_asked_in_each_version() -> None:
+    both, now = began(Timed()), 0.0
+    whys = set()
+    for given in range(2, 7):
+        now = go_as_usual(both, 1, given, now + given)
+        whys.add(both.why)
+    assert both.usual == len(whys) == 5
 
 
 def test_an_update_that_is_not_of_whom_computes_it_is_told_at_once() -> None:
