@@ -32,6 +32,8 @@ from flowrt.base.errors import (
     name_error,
 )
 from flowrt.base.valueclass import valueclass
+from flowrt.net.wire import briefly
+from flowrt.net.wire.brief import Brief
 from flowrt.net.wire.frames import NoRoom
 from flowrt.net.wire.messages import (
     POSTED,
@@ -182,7 +184,7 @@ class TensorLink:
         if self._ending is not None:
             return False
         try:
-            self._connection.post_frame(to_frame(message))
+            self._connection.post_frame(briefly.write(message) or to_frame(message))
         except (RemoteError, ClosedError):
             return False
         return True
@@ -254,7 +256,7 @@ class TensorLink:
             _log.info("%s", self._ending)
 
     def _hear(self, data: Any) -> None:
-        message = from_data(data)
+        message = briefly.read(data) if type(data) is Brief else from_data(data)
         if type(message) in POSTED:
             self._store.posted(self.peer, message)
             return

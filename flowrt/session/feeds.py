@@ -27,6 +27,8 @@ def as_feed(tensor: Tensor, value: Any, copy: Callable[[Array], Array] = np.asco
     ``copy`` makes a C-contiguous array of a strided one.
     """
     spec = tensor.spec
+    if type(value) is np.ndarray and value.dtype is spec.dtype and value.shape == spec.dims:  # as nearly always
+        return value if value.flags.c_contiguous else copy(value)
     if isinstance(value, np.generic) and value.dtype == spec.dtype and spec.dims == ():
         return np.asarray(value)  # at once: a step of scalars takes less time than looking at them closely
     array = _native(value) if type(value) is np.ndarray else _convert(tensor, value)

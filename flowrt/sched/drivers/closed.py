@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import ResourceError, SpecError
-from flowrt.kernels.launch import drawn_as
+from flowrt.kernels.launch import REPEATED, drawn_as
 from flowrt.kernels.run.direct import Direct
 from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.sched.tape.direct import Numbers
@@ -39,7 +39,7 @@ class Told(Numbers):
 
     def tell(self, number: int) -> None:
         """The next runs are to have that number."""
-        self.base[0] = drawn_as(number)
+        self.base[0] = number if number < REPEATED else drawn_as(number)
 
 
 class Closed:
@@ -80,7 +80,7 @@ class Closed:
         found: list[Any] | None = self._direct.call(*feeds)
         if found is None:
             return None
-        fetches = [np.asarray(value) for value in found]  # one number comes as a scalar
+        fetches = [*map(np.asarray, found)]  # one number comes as a scalar
         for place, feed in self._passed:
             fetches.insert(place, feeds[feed])
         return fetches
