@@ -30,16 +30,12 @@ if TYPE_CHECKING:
 
 
 class Told(Numbers):
-    """Numbers of runs that the caller tells: each run has the one that was told last. The host has the ``gate``."""
+    """Numbers of runs that the caller puts into ``base``, for those until the next. The host has the ``gate``."""
 
     def __init__(self, gate: ctypes.Array[ctypes.c_int64]) -> None:
         super().__init__()
         self.counter: Any = itertools.repeat(0)  # what is added to `base`
         self.gate = gate
-
-    def tell(self, number: int) -> None:
-        """The next runs are to have that number."""
-        self.base[0] = number if number < REPEATED else drawn_as(number)
 
 
 class Closed:
@@ -76,7 +72,7 @@ class Closed:
         self._number = number
         if self._direct is None:
             return self._run_plainly(*feeds)
-        self._numbers.tell(number)
+        self._numbers.base[0] = number if number < REPEATED else drawn_as(number)
         found: list[Any] | None = self._direct.call(*feeds)
         if found is None:
             return None

@@ -9,7 +9,7 @@ stale updates count, the server waits until it `rests`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,10 @@ class _Named:
     wanted: dict[int, Sequence[Any]] = field(default_factory=dict)
     given: int = 0
 
-    def want(self, number: int, values: Sequence[Any]) -> None:
-        """Keep what a batch wants."""
-        self.wanted[number] = values
-        if len(self.wanted) > KEPT:
+    def want_all(self, wants: Iterable[tuple[int, Sequence[Any]]]) -> None:
+        """Keep what batches want."""
+        self.wanted.update(wants)
+        while len(self.wanted) > KEPT:
             del self.wanted[min(self.wanted)]
 
     def next(self) -> int:
@@ -74,7 +74,7 @@ class Gathering:
     def hear(self, wants: Wants, version: int) -> None:
         """Keep what a replica names; give it at once if it has that ``version``, the server's, and asks for it."""
         replica, number = wants.replica, wants.number
-        self._named[replica].want(number, wants.values)
+        self._named[replica].want_all([(number, wants.values)])
         if wants.version == version:
             rows = self._take(replica, version, number)
             if rows is not None:
@@ -84,8 +84,8 @@ class Gathering:
 
     def note(self, update: Update) -> None:
         """Keep what a replica names with an update."""
-        for number, values in update.wants:
-            self._named[update.replica].want(number, values)
+        if update.wants:
+            self._named[update.replica].want_all(update.wants)
 
     def give(self, replica: int, version: int) -> tuple[int, tuple[Array, ...]]:
         """The batch whose rows of ``version`` a replica gets (0: of none), and these if they are there at once."""

@@ -425,7 +425,7 @@ class Server:
         told, role, at = self._told[replica], self.role, self._at
         if not told.listens or told.lost or told.newest >= at or len(told.waiting) >= AHEAD:
             return
-        if self._gathering is not None and not self._may_gather:
+        if role.staleness and not self._may_gather:
             return  # it is told the next one
         may_count = at - told.newest <= role.staleness  # what it does, if it does anything
         if may_count and not told.asks and (told.waiting or self._is_under_way(replica)):
