@@ -45,23 +45,23 @@ class Batches:
     def next(self) -> Mapping[str, Any] | None:
         """The next batch, or None if there is none; raises `FeedError` if it has other names than expected."""
         try:
-            return self._checked(next(self._there))
+            batch = next(self._there)
         except StopIteration:
             self.empty = True
             return None
+        if type(batch) is not dict or batch.keys() != self._names:
+            check_names(batch, self._names, "a batch")
+        return batch
 
     async def wait_next(self) -> Mapping[str, Any] | None:
         """As `next`, of an asynchronous source."""
         assert self._coming is not None
         try:
-            return self._checked(await anext(self._coming))
+            batch = await anext(self._coming)
         except StopAsyncIteration:
             self.empty = True
             return None
-
-    def _checked(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        if type(batch) is not dict or batch.keys() != self._names:
-            check_names(batch, self._names, "a batch")
+        check_names(batch, self._names, "a batch")
         return batch
 
 
@@ -181,22 +181,25 @@ class Supply:
         """Hand out what may be, now or as it comes; answers whether more is to be, once others have had the loop."""
         if self._told is None:
             return False
-        until = time.perf_counter() + LONG
-        while (due := self._hand_drawn()) is not None:
-            if self._source.waits:
-                self._drawing = self._drawing or asyncio.ensure_future(self._draw())
-                return False
-            began = time.perf_counter()
-            if began > until and not self.handing.lacks(self._depth):
-                break
-            try:
-                batch = self._source.next()
-                self.drawn += time.perf_counter() - began
-                self._admit(due[0], batch)
-            except Exception as error:
-                self._fail(error)
-            if self._has(due[1]):
-                self._hand(*due)
+        handing, until = self.handing, time.perf_counter() + LONG
+        while (due := handing.due) is not None:
+            replica, identity = due
+            if not self._has(identity):
+                if self._source.waits:
+                    self._drawing = self._drawing or asyncio.ensure_future(self._draw())
+                    return False
+                began = time.perf_counter()
+                if began > until and not handing.lacks(self._depth):
+                    break
+                try:
+                    batch = self._source.next()
+                    self.drawn += time.perf_counter() - began
+                    self._admit(replica, batch)
+                except Exception as error:
+                    self._fail(error)
+                if not self._has(identity):
+                    continue  # there are no more
+            self._hand(replica, identity)
         self._end_filling(more=due is not None)
         return due is not None
 
