@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel
+from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel, state
 from flowrt.kernels.language.twin import THREADS, cuda
 from flowrt.kernels.launch import in_ways
 from flowrt.kernels.ops.index import around
@@ -34,7 +34,8 @@ from flowrt.kernels.teams.standing import divided
 from flowrt.kernels.tiles import networks
 from flowrt.kernels.tiles.squares import transpose_lines, transpose_rows
 
-BESIDE, FEWEST = 1024, 4  # entries of lines that are put in order side by side, and lines that are worth it
+# entries, by the bytes of a key, up to which lines are put in order side by side
+PLACES_BESIDE, VALUES_BESIDE = {4: 512, 8: 1024}, {4: 4096, 8: 1024}
 SMALL, CANDIDATES = 32, 64  # first entries that others are put among one by one; those that are put in order together
 LOOKED_AT = 64  # entries among which a candidate is looked for at once
 
@@ -44,28 +45,47 @@ def lines_of(shape: Sequence[int], axis: int | None) -> tuple[int, int, int]:
     return (1, math.prod(shape), 1) if axis is None else around(shape, axis)
 
 
-def _way(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> str:
-    """Whether lines are put in order side by side, or each alone."""
-    before, size, after = lines_of(inputs[0].concrete, attrs["axis"])
-    return "beside" if size <= BESIDE and before * after >= FEWEST else "alone"
+def _way(limits: dict[int, int]) -> Callable[..., str]:
+    """What tells whether lines are put in order side by side, as those are that have no more entries than ``limits``
+    says for the bytes of a key, where there are enough of them; or each alone."""
+
+    def choose(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> str:
+        before, size, after = lines_of(inputs[0].concrete, attrs["axis"])
+        wide = _key_bytes(inputs[0])
+        return "beside" if size <= limits[wide] and before * after >= networks.WIDTH // wide // 2 else "alone"
+
+    return choose
 
 
-def _room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """For keys, for words or, beside those, places, and to count in."""
-    size, dtype = lines_of(inputs[0].concrete, attrs["axis"])[1], inputs[0].dtype
-    if _way(inputs, outputs, attrs) == "alone":
-        return [Spec("uint64", (size,)), Spec("uint64", (2, size)), Spec("int64", (BYTES, VALUES))]
-    wide = 8 if dtype.itemsize == 8 else 4
+def _key_bytes(x: Spec) -> int:
+    return 8 if x.dtype.itemsize == 8 else 4
+
+
+_way_of_places, _way_of_values = _way(PLACES_BESIDE), _way(VALUES_BESIDE)
+
+
+def _beside(x: Spec, size: int) -> list[Spec]:
+    """For keys of lines side by side, for their places or else the lines as rows; there is nothing to count."""
+    wide = _key_bytes(x)
     rows = Spec(f"int{8 * wide}", (size, networks.WIDTH // wide))
     return [rows, rows, Spec("int64", (1, 1))]
 
 
+def _room_for_places(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """For keys, for words or, side by side, places, and to count in."""
+    size = lines_of(inputs[0].concrete, attrs["axis"])[1]
+    if _way_of_places(inputs, outputs, attrs) == "beside":
+        return _beside(inputs[0], size)
+    return [Spec("uint64", (size,)), Spec("uint64", (2, size)), Spec("int64", (BYTES, VALUES))]
+
+
 def _room_for_values(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """The same where places are not asked for."""
-    keys, words, counts = _room(inputs, outputs, attrs)
-    if keys.dtype.kind == "i":
-        return [keys, words, counts]
-    return [Spec("uint64", (1,)), Spec("uint64" if inputs[0].dtype.itemsize == 8 else "uint32", words.shape), counts]
+    """The same where the keys themselves are words."""
+    size = lines_of(inputs[0].concrete, attrs["axis"])[1]
+    if _way_of_values(inputs, outputs, attrs) == "beside":
+        return _beside(inputs[0], size)
+    words = Spec(f"uint{8 * _key_bytes(inputs[0])}", (2, size))
+    return [Spec("uint64", (1,)), words, Spec("int64", (BYTES, VALUES))]
 
 
 def _ordering(room: Callable[..., Sequence[Spec]]) -> Callable[..., Call]:
@@ -217,17 +237,25 @@ def order_zeros(x: Any, y: Any, before: int, i: int) -> None:
             place += 1
 
 
+def _compared(specs: Sequence[Spec]) -> float:
+    """Ten nanoseconds an entry, as a scheduler guesses: more than moving it takes."""
+    return 600.0 * specs[0].size
+
+
+for _op in ("argsort", "sort"):
+    state(_op, flops=_compared)
+
 in_ways(
     "argsort",
-    _way,
+    _way_of_places,
     {"alone": argsort_alone, "beside": argsort_beside},
-    layout=_ordering(_room),
-    local=_room,
+    layout=_ordering(_room_for_places),
+    local=_room_for_places,
     moved=(0,),
 )
 in_ways(
     "sort",
-    _way,
+    _way_of_values,
     {"alone": sort_alone, "beside": sort_beside},
     layout=_ordering(_room_for_values),
     local=_room_for_values,
