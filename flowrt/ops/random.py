@@ -22,6 +22,7 @@ from flowrt.base.familiar import answering
 from flowrt.base.locating import located
 from flowrt.graph import Graph
 from flowrt.op import as_value, builder_for
+from flowrt.ops.elementwise import add, astype, remainder, subtract
 from flowrt.ops.index import take
 from flowrt.ops.inference import described, filled
 from flowrt.ops.shape import expand_dims, reshape, stack
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["normal", "permutation", "randint", "truncated_normal", "uniform"]
 
 SEEDS = (1 << 63) - 1  # of a seed, what counts
+_ALL = (1 << 64) - 1  # the bits that an integer is drawn by
 _NO_ITERATIONS = frozen(np.zeros(0, np.int64))
 
 
@@ -191,8 +193,8 @@ def truncated_normal(
 @located("randint")
 def randint(
     shape: Operand,
-    low: int,
-    high: int,
+    low: Operand,
+    high: Operand,
     dtype: DType = "int64",
     seed: int | None = None,
     *,
@@ -200,13 +202,18 @@ def randint(
 ) -> TensorOrArray:
     """Integers from ``low`` up to ``high``, which is left out; new ones at each step, and each iteration of a loop.
 
-    No integer is likelier than another by more than 2**-32 of its probability. With a ``seed`` two runs of a program
-    see the same values; outside a graph the same seed always gives the same.
+    No integer is likelier than another by more than 2**-32 of its probability. Either bound may be a scalar that a step
+    computes: then other numbers are drawn, that holds of up to 2**32 integers, and nobody sees to it that there is one.
+    With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
     """
     least, limit = _integer("low", low), _integer("high", high)
+    seed, stream, iterations = _key("random_integers", shape, seed, name)
+    if not (isinstance(least, int) and isinstance(limit, int)):
+        bits = random_integers(shape, iterations, 0, _ALL, "uint64", seed, stream)
+        drawn = remainder(bits, astype(subtract(limit, least), "uint64"))
+        return add(astype(drawn, dtype), astype(least, dtype), name=name)
     if not least < limit:
         raise SpecError(f"there is no integer from low={least} up to high={limit}, which is left out")
-    seed, stream, iterations = _key("random_integers", shape, seed, name)
     return random_integers(shape, iterations, least, limit - 1, dtype, seed, stream, name=name)
 
 
@@ -222,15 +229,20 @@ def permutation(x: Operand, seed: int | None = None, *, name: str | None = None)
         raise SpecError(f"an order is of so many integers, or of a tensor's slices, got {spec}")
     shape = reshape(x, (1,)) if spec.dims == () else shape_of(x)[:1]
     seed, stream, iterations = _key("random_integers", shape, seed, name, "permutation")
-    order = argsort(random_integers(shape, iterations, 0, (1 << 64) - 1, "uint64", seed, stream))
+    order = argsort(random_integers(shape, iterations, 0, _ALL, "uint64", seed, stream))
     return order if spec.dims == () else take(x, order, name=name)
 
 
-def _integer(what: str, value: Any) -> int:
+def _integer(what: str, value: Any) -> Any:
+    """A bound: an int, or a scalar tensor of integers."""
+    found = as_value(value)
+    if hasattr(found, "builder") and found.dtype.kind in "iu" and found.spec.dims in (None, ()):
+        return found
     try:
-        return operator.index(value)
+        return operator.index(found)
     except (TypeError, GraphError):
-        raise SpecError(f"{what} is an integer, not {value!r}; add to the result, or take its remainder") from None
+        first = "; the shape comes first" if isinstance(value, (tuple, list)) else ""
+        raise SpecError(f"{what} is an integer, not {value!r}{first}") from None
 
 
 def _number(what: str, value: Any) -> float:

@@ -66,6 +66,20 @@ def test_devices_scale_words_as_whole_numbers_are() -> None:
         )
 
 
+def test_bounds_may_be_what_a_step_computes() -> None:
+    with fr.Graph(seed=3) as graph:
+        x = fr.placeholder("float32", (None,))
+        resampled = fr.random.randint((40, fr.size(x)), 0, fr.size(x))
+        between = fr.random.randint((4000,), -fr.size(x), fr.size(x), "int8")
+    with fr.BlockingSession(graph) as session:
+        for n in (1, 7, 3):
+            rows, near = session.run([resampled, between], {x: np.zeros(n, np.float32)})
+            assert rows.shape == (40, n)
+            assert set(rows.ravel().tolist()) == set(range(n))
+            assert set(near.tolist()) == set(range(-n, n))
+            assert near.dtype == np.int8
+
+
 def test_each_integer_is_as_likely() -> None:
     counts = np.bincount(fr.random.randint((600_000,), 0, 6, "uint8", seed=1), minlength=6)
     assert abs(counts - 100_000).max() < 4 * np.sqrt(600_000 * 5 / 36)
@@ -105,6 +119,7 @@ MISFITS = [
     (lambda: fr.random.randint((2,), -1, 2, "uint64"), "got low=-1"),
     (lambda: fr.random.randint((2,), 0, 3, "float32"), "of an integer dtype, not float32"),
     (lambda: fr.random.randint((2,), 0.5, 3), "low is an integer, not 0.5"),
+    (lambda: fr.random.randint(0, 10, (2,)), r"high is an integer, not \(2,\); the shape comes first"),
     (lambda: fr.random.permutation(2.5), "so many integers, or of a tensor's slices"),
     (lambda: fr.random.permutation(-1), "negative sizes"),
     (lambda: fr.random.truncated_normal((2,), stddev=-1), "stddev is a finite number from 0 up"),
