@@ -45,6 +45,7 @@ FAMILIES = [
     "precision",
     "reduce",
     "shape",
+    "running",
     "slices",
     "index",
     "entries",

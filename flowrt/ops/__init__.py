@@ -25,6 +25,7 @@ from flowrt.ops.precision import *
 from flowrt.ops.queues import *
 from flowrt.ops.reduce import *
 from flowrt.ops.routing import *
+from flowrt.ops.running import *
 from flowrt.ops.shape import *
 from flowrt.ops.slices import *
 from flowrt.ops.sorting import *

@@ -201,10 +201,15 @@ def cumsum(x: Operand, axis: int | None = None, reverse: bool = False, *, name: 
 
     ``axis`` may be None for a vector.
     """
+    return running(x, axis)
+
+
+def running(x: Spec, axis: Any) -> Spec:
+    """What sums or products of all entries before one make, along an axis of ``x``."""
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
         raise SpecError(f"axis must be one axis, got {axis!r}")
     if x.dims is not None and axis is None and x.rank != 1:
-        raise SpecError(f"{x} is no vector, so axis must say along which axis to sum; or reshape it to (-1,)")
+        raise SpecError(f"{x} is no vector, so axis must say along which axis to go; or reshape it to (-1,)")
     if x.dims is not None and axis is not None:
         normal_axes(axis, x.rank)
     return Spec(_wide(x.dtype), x.dims)

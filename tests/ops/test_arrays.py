@@ -117,3 +117,35 @@ MISUSED: list[tuple[Callable[[], Any], str]] = [
 def test_misuse_is_told_with_the_line_and_what_would_do(call: Callable[[], Any], says: str) -> None:
     with pytest.raises(fr.SpecError, match=rf"test_arrays.py:\d+\): .*{says}"):
         call()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_slopes_of_running_products_are_finite_differences_to_the_third_where_entries_are_0(
+    axis: int, reverse: bool
+) -> None:
+    rng = np.random.default_rng(1)
+    point, along, weight, turn = rng.normal(size=(4, 4, 5))
+    point[[0, 1, 2, 3, 3], [4, 2, 2, 0, 4]] = 0
+    with fr.Graph() as graph:
+        x = fr.placeholder("float64", (None, 5))
+        made = fr.sum(fr.cumprod(x, axis, reverse) * weight)
+        (first,) = fr.gradients(made, x)
+        (second,) = fr.gradients(fr.sum(first * turn), x)
+        (third,) = fr.gradients(fr.sum(fr.square(second)), x)
+        sums = [made, fr.sum(first * turn), fr.sum(fr.square(second))]
+    with fr.BlockingSession(graph) as session:
+        above, below = (session.run(sums, {x: point + step * along}) for step in (1e-6, -1e-6))
+        for high, low, slope in zip(above, below, session.run([first, second, third], {x: point}), strict=True):
+            np.testing.assert_allclose((slope * along).sum(), (high - low) / 2e-6, rtol=1e-6, atol=1e-7)
+
+
+def test_a_running_product_in_a_loop_has_the_slope_that_it_has_outside() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float64", (2, 6))
+        rows = fr.map_fn(lambda row: fr.cumprod(fr.roll(row, 1, 0), 0, reverse=True), x)
+        (inside,) = fr.gradients(fr.sum(fr.square(rows)), x)
+        (outside,) = fr.gradients(fr.sum(fr.square(fr.cumprod(fr.roll(x, 1, 1), 1, reverse=True))), x)
+    with fr.BlockingSession(graph) as session:
+        found, wanted = session.run([inside, outside], {x: (X - 3).astype("float64")})
+    np.testing.assert_allclose(found, wanted)

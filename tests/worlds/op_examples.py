@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from example import Example, bools, integers, normal, positive
-from op_examples_arrays import ARRANGED, ENTRIES, LOGIC, NORMS
+from op_examples_arrays import ARRAYS
 from op_examples_control import CONTROL
 from op_examples_fused import EPILOGUES, FUSED
 from op_examples_layers import LAYERS
@@ -487,10 +487,7 @@ EXAMPLES: Sequence[Example] = [
     *INDEX,
     *LSTM,
     *LINALG,
-    *LOGIC,
-    *ARRANGED,
-    *NORMS,
-    *ENTRIES,
+    *ARRAYS,
     *SORTING,
     *FUSED,
     *EPILOGUES,

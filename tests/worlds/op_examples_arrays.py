@@ -8,7 +8,7 @@ import numpy as np
 from example import Example, bools, integers, normal
 
 import flowrt.ops as fr
-from flowrt.ops import entries
+from flowrt.ops import entries, running
 
 CUBE = normal(3, 4, 5)
 NAN, INF = np.float32("nan"), np.float32("inf")
@@ -20,6 +20,19 @@ def _scattered(updates: np.ndarray, places: tuple[list[int], ...], size: tuple[i
     out = np.zeros(size, updates.dtype)
     np.add.at(out, places, updates)
     return out
+
+
+def _running(x: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
+    return np.flip(np.flip(x, axis).cumprod(axis), axis) if reverse else x.cumprod(axis)
+
+
+def _recurred(factors: np.ndarray, terms: np.ndarray, axis: int, reverse: bool, own: bool) -> np.ndarray:
+    f, t = (np.moveaxis(np.flip(v, axis) if reverse else v, axis, 0) for v in (factors, terms))
+    y = t.copy()
+    for k in range(1, len(y)):
+        y[k] += f[k if own else k - 1] * y[k - 1]
+    y = np.moveaxis(y, 0, axis)
+    return np.flip(y, axis) if reverse else y
 
 
 LOGIC = [
@@ -250,3 +263,40 @@ ENTRIES = [
         note="computed",
     ),
 ]
+ZEROS = CUBE * (np.arange(60).reshape(3, 4, 5) % 7 > 0)
+RUNNING = [
+    *[
+        Example(
+            "cumprod",
+            lambda x, a=a, r=r: fr.cumprod(x, a, r),
+            (x,),
+            lambda x, a=a, r=r: _running(x, a, r),
+            note=f"{a}{r}",
+        )
+        for x, a, r in [(ZEROS, 0, False), (ZEROS, 1, True), (ZEROS, -1, False), (normal(40, 6), 1, True)]
+    ],
+    Example("cumprod", fr.cumprod, (normal(0),), np.cumprod, gradient=False, note="empty"),
+    Example("cumprod", fr.cumprod, (np.float32([2, NAN, 0, INF]),), np.cumprod, gradient=False, note="edges"),
+    Example("cumprod", fr.cumprod, (np.int8([100, 3, -2]),), np.cumprod),
+    Example("cumprod", lambda x: fr.cumprod(x, 0), (bools(4, 3),), lambda x: x.cumprod(0)),
+    *[
+        Example(
+            "linear_recurrence",
+            lambda f, t, a=a, r=r, o=o: running.linear_recurrence(f, t, a, r, o),
+            (ZEROS, normal(3, 4, 5, seed=1)),
+            lambda f, t, a=a, r=r, o=o: _recurred(f, t, a, r, o),
+            note=f"{a}{r}{o}",
+        )
+        for a, r, o in [(0, False, False), (1, True, True), (-1, False, True), (2, True, False)]
+    ],
+    Example(
+        "linear_recurrence",
+        lambda f, t: running.linear_recurrence(f, t, 0),
+        (0.5 * normal(300), normal(300, seed=1)),
+        lambda f, t: _recurred(f, t, 0, False, False),
+        gradient=False,
+        margin=1e-5,
+        note="long",
+    ),
+]
+ARRAYS = [*LOGIC, *ARRANGED, *NORMS, *ENTRIES, *RUNNING]

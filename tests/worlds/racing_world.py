@@ -22,7 +22,7 @@ import flowrt as fr
 from flowrt.base.spec import Spec
 from flowrt.kernels import cuda
 from flowrt.kernels.language.table import KERNELS, Form
-from flowrt.ops import index, nn, slices
+from flowrt.ops import index, nn, running, slices
 from flowrt.ops.moments import sums_about
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ SHARED = (
     Example("argmin", lambda x: fr.argmin(x, axis=0), (TALL,)),
     Example("cumsum", lambda x: fr.cumsum(x, axis=1), (WIDE,)),
     Example("cumsum", lambda x: fr.cumsum(x, axis=0, reverse=True), (TALL,)),
+    Example("linear_recurrence", lambda x: running.linear_recurrence(x, x, 1), (WIDE,)),
+    Example("linear_recurrence", lambda x: running.linear_recurrence(x, x, 0, True, True), (TALL,)),
     Example("softmax", fr.nn.softmax, (WIDE,)),
     Example("log_softmax", lambda x: fr.nn.log_softmax(x, axis=0), (TALL,)),
     Example("class_cross_entropy", fr.nn.softmax_cross_entropy, (WIDE, CLASSES)),

@@ -1,4 +1,4 @@
-"""What goes along one axis, entry by entry: where the largest entry is, and running sums. See `ops/reduce`.
+"""What goes along one axis, entry by entry: where the largest is, running sums and products (`ops/reduce`, `running`).
 
 Rows if the axis is the last (or all there is), else columns, a block of them at a time.
 """
@@ -192,37 +192,53 @@ def _running_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Att
     return Call((view, view), (int(attrs["reverse"]), *teams.words), blocks=teams.blocks(outer * inner))
 
 
-@kernel("cumsum", "cuda", layout=_running_on_cuda)
-def cumsum_on_cuda(x: Any, y: Any, reverse: int, width: int, apart: int) -> None:
-    """A team adds up a line in stretches of as many entries as it has threads, each behind all before."""
-    held = cuda.shared.array(THREADS, y.dtype)
-    (team, rank, teams), count, inner = stand(width, apart), x.shape[1], x.shape[2]
-    line, lines, me = cuda.blockIdx.x * teams, x.shape[0] * inner, cuda.threadIdx.x
-    while line < lines:
-        o, i = divided(min(line + team, lines - 1), inner)
-        before, start = y.dtype.type(0), 0
-        while start < count:
-            k = start + rank
-            at = count - 1 - k if reverse != 0 else k
-            total = y.dtype.type(0)
-            if k < count:
-                total = y.dtype.type(x[o, at, i])
-            held[me] = total
-            cuda.syncthreads()
-            step = 1
-            while step < width:
-                if rank >= step:
-                    total = y.dtype.type(total + held[me - step * apart])
-                cuda.syncthreads()
+@jitable
+def plus(x: Any, y: Any) -> Any:
+    return x + y
+
+
+@jitable
+def times(x: Any, y: Any) -> Any:
+    return x * y
+
+
+def running_on_cuda(combine: Any, neutral: int) -> Callable[..., Any]:
+    def run(x: Any, y: Any, reverse: int, width: int, apart: int) -> None:
+        """A team goes along a line in stretches of as many entries as it has threads, each behind all before."""
+        held = cuda.shared.array(THREADS, y.dtype)
+        (team, rank, teams), count, inner = stand(width, apart), x.shape[1], x.shape[2]
+        line, lines, me = cuda.blockIdx.x * teams, x.shape[0] * inner, cuda.threadIdx.x
+        while line < lines:
+            o, i = divided(min(line + team, lines - 1), inner)
+            before, start = y.dtype.type(neutral), 0
+            while start < count:
+                k = start + rank
+                at = count - 1 - k if reverse != 0 else k
+                total = y.dtype.type(neutral)
+                if k < count:
+                    total = y.dtype.type(x[o, at, i])
                 held[me] = total
                 cuda.syncthreads()
-                step <<= 1
-            if k < count and line + team < lines:
-                y[o, at, i] = before + total
-            before = y.dtype.type(before + held[me + (width - 1 - rank) * apart])
-            cuda.syncthreads()
-            start += width
-        line += cuda.gridDim.x * teams
+                step = 1
+                while step < width:
+                    if rank >= step:
+                        total = y.dtype.type(combine(total, held[me - step * apart]))
+                    cuda.syncthreads()
+                    held[me] = total
+                    cuda.syncthreads()
+                    step <<= 1
+                if k < count and line + team < lines:
+                    y[o, at, i] = combine(before, total)
+                before = y.dtype.type(combine(before, held[me + (width - 1 - rank) * apart]))
+                cuda.syncthreads()
+                start += width
+            line += cuda.gridDim.x * teams
+
+    return run
+
+
+kernel("cumsum", "cuda", layout=_running_on_cuda)(running_on_cuda(plus, 0))
+kernel("cumprod", "cuda", layout=_running_on_cuda)(running_on_cuda(times, 1))
 
 
 def _running_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
@@ -240,54 +256,142 @@ def _running_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs
     return [Spec(outputs[0].dtype, (count, TOGETHER) if short else (1, 1))]
 
 
-@jitable
-def run_short_rows(rows: Any, out: Any, lines: Any, reverse: int) -> None:
-    """Running sums of each row, all rows at once: ``lines`` is room for them turned around."""
-    transpose_rows(rows, lines)
-    last = rows.shape[1] - 1
-    for j in range(1, rows.shape[1]):
-        before = lines[last + 1 - j if reverse != 0 else j - 1]
-        line = lines[last - j if reverse != 0 else j]
-        for i in range(rows.shape[0]):
-            line[i] += before[i]
-    transpose_lines(lines, out)
+def running(combine: Any, neutral: int) -> Callable[..., Any]:
+    """The kernel of running results, of which each is combined with the next entry."""
+
+    @jitable
+    def run_short_rows(rows: Any, out: Any, lines: Any, reverse: int) -> None:
+        """Of each row, all rows at once: ``lines`` is room for them turned around."""
+        transpose_rows(rows, lines)
+        last = rows.shape[1] - 1
+        for j in range(1, rows.shape[1]):
+            before = lines[last + 1 - j if reverse != 0 else j - 1]
+            line = lines[last - j if reverse != 0 else j]
+            for i in range(rows.shape[0]):
+                line[i] = combine(line[i], before[i])
+        transpose_lines(lines, out)
+
+    @jitable
+    def run_four_rows(x: Any, y: Any, row: int, rows: int, reverse: int) -> None:
+        """Of four rows side by side: a single one would wait for each result. The last stands in for missing."""
+        here, last = x.shape[2] - 1 if reverse != 0 else 0, rows - 1
+        step = -1 if reverse != 0 else 1
+        p, q, s, u = row, min(row + 1, last), min(row + 2, last), min(row + 3, last)
+        a = b = c = d = y.dtype.type(neutral)
+        for _ in range(x.shape[2]):
+            at = np.uint64(here)
+            a, b = y.dtype.type(combine(a, x[p, 0, at])), y.dtype.type(combine(b, x[q, 0, at]))
+            c, d = y.dtype.type(combine(c, x[s, 0, at])), y.dtype.type(combine(d, x[u, 0, at]))
+            y[p, 0, at], y[q, 0, at], y[s, 0, at], y[u, 0, at] = a, b, c, d
+            here += step
+
+    @jitable
+    def run_row(row: Any, out: Any, reverse: int) -> None:
+        here, step, a = row.size - 1 if reverse != 0 else 0, -1 if reverse != 0 else 1, out.dtype.type(neutral)
+        for _ in range(row.size):
+            a = out.dtype.type(combine(a, row[np.uint64(here)]))
+            out[np.uint64(here)] = a
+            here += step
+
+    def run(x: Any, y: Any, lines: Any, last: int, reverse: int, begin: int, end: int) -> None:
+        if lines.shape[0] > 1:
+            for row in range(begin, end, TOGETHER):
+                stop = min(row + TOGETHER, end)
+                run_short_rows(x[row:stop, 0], y[row:stop, 0], lines, reverse)
+            return
+        if last != 0:
+            for row in range(begin, end, 4):
+                if row == end - 1:
+                    run_row(x[row, 0], y[row, 0], reverse)
+                else:
+                    run_four_rows(x, y, row, end, reverse)
+            return
+        at, inner, count = begin, x.shape[2], x.shape[1]
+        while at < end:
+            o, start = at // inner, at % inner
+            width = min(inner - start, end - at)
+            for k in range(count):
+                here = count - 1 - k if reverse != 0 else k
+                source, out = x[o, here], y[o, here]
+                before = y[o, here + 1 if reverse != 0 else max(here - 1, 0)] if k > 0 else out
+                for i in range(width):
+                    t = np.uint64(start + i)
+                    out[t] = source[t] if k == 0 else combine(before[t], source[t])
+            at += width
+
+    return run
 
 
-@jitable
-def run_four_rows(x: Any, y: Any, row: int, rows: int, reverse: int) -> None:
-    """Running sums of four rows side by side: a single one would wait for each sum. The last stands in for missing."""
-    here, last = x.shape[2] - 1 if reverse != 0 else 0, rows - 1
-    step = -1 if reverse != 0 else 1
-    p, q, s, u = row, min(row + 1, last), min(row + 2, last), min(row + 3, last)
-    a = b = c = d = y.dtype.type(0)
-    for _ in range(x.shape[2]):
-        at = np.uint64(here)
-        a, b = y.dtype.type(a + x[p, 0, at]), y.dtype.type(b + x[q, 0, at])
-        c, d = y.dtype.type(c + x[s, 0, at]), y.dtype.type(d + x[u, 0, at])
-        y[p, 0, at], y[q, 0, at], y[s, 0, at], y[u, 0, at] = a, b, c, d
-        here += step
+kernel("cumsum", layout=_running_layout, local=_running_local)(running(plus, 0))
+kernel("cumprod", layout=_running_layout, local=_running_local)(running(times, 1))
 
 
-@kernel("cumsum", layout=_running_layout, local=_running_local)
-def cumsum(x: Any, y: Any, lines: Any, last: int, reverse: int, begin: int, end: int) -> None:
-    if lines.shape[0] > 1:
-        for row in range(begin, end, TOGETHER):
-            stop = min(row + TOGETHER, end)
-            run_short_rows(x[row:stop, 0], y[row:stop, 0], lines, reverse)
-        return
-    if last != 0:
-        for row in range(begin, end, 4):
-            run_four_rows(x, y, row, end, reverse)
-        return
-    at, inner, count = begin, x.shape[2], x.shape[1]
+def _recurring(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """Rows or columns as in `_position_layout`; each is a unit of work."""
+    outer, count, inner = _position_sizes(inputs, attrs)
+    views = (View.dense((outer, count, inner)),) * 3
+    return Call(views, (int(attrs["reverse"]), int(attrs["own"])), outer * inner)
+
+
+@kernel("linear_recurrence", layout=_recurring)
+def linear_recurrence(factors: Any, terms: Any, y: Any, reverse: int, own: int, begin: int, end: int) -> None:
+    at, count, inner = begin, y.shape[1], y.shape[2]
     while at < end:
         o, start = at // inner, at % inner
         width = min(inner - start, end - at)
         for k in range(count):
-            here = count - 1 - k if reverse != 0 else k
-            source, out = x[o, here], y[o, here]
-            before = y[o, here + 1 if reverse != 0 else max(here - 1, 0)] if k > 0 else out
+            here = np.uint64(count - 1 - k if reverse != 0 else k)
+            before = here if k == 0 else np.uint64(count - k if reverse != 0 else k - 1)
+            there = here if own != 0 else before
             for i in range(width):
                 t = np.uint64(start + i)
-                out[t] = source[t] if k == 0 else before[t] + source[t]
+                y[o, here, t] = terms[o, here, t]
+                if k > 0:
+                    y[o, here, t] += factors[o, there, t] * y[o, before, t]
         at += width
+
+
+def _recurring_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """The entries as (before, axis, after); a team for each line."""
+    outer, count, inner = _position_sizes(inputs, attrs)
+    teams = teams_for(outer * inner, count, along=inner == 1)
+    words = int(attrs["reverse"]), int(attrs["own"]), *teams.words
+    return Call((View.dense((outer, count, inner)),) * 3, words, blocks=teams.blocks(outer * inner))
+
+
+@kernel("linear_recurrence", "cuda", layout=_recurring_on_cuda)
+def linear_recurrence_on_cuda(factors: Any, terms: Any, y: Any, reverse: int, own: int, width: int, apart: int) -> None:
+    """As running sums are: what goes on from one entry to the next, factor and term, is put together with what did."""
+    factor_of, term_of = cuda.shared.array(THREADS, y.dtype), cuda.shared.array(THREADS, y.dtype)
+    (team, rank, teams), count, inner = stand(width, apart), y.shape[1], y.shape[2]
+    line, lines, me = cuda.blockIdx.x * teams, y.shape[0] * inner, cuda.threadIdx.x
+    while line < lines:
+        o, i = divided(min(line + team, lines - 1), inner)
+        before, start = y.dtype.type(0), 0
+        while start < count:
+            k = start + rank
+            at = count - 1 - k if reverse != 0 else k
+            factor, term = y.dtype.type(0 if k < count else 1), y.dtype.type(0)
+            if k < count:
+                term = terms[o, at, i]
+                if k > 0:
+                    factor = factors[o, at if own != 0 else at + 1 if reverse != 0 else at - 1, i]
+            factor_of[me], term_of[me] = factor, term
+            cuda.syncthreads()
+            step = 1
+            while step < width:
+                if rank >= step:
+                    other = me - step * apart
+                    term = y.dtype.type(term + factor * term_of[other])
+                    factor = y.dtype.type(factor * factor_of[other])
+                cuda.syncthreads()
+                factor_of[me], term_of[me] = factor, term
+                cuda.syncthreads()
+                step <<= 1
+            if k < count and line + team < lines:
+                y[o, at, i] = term + factor * before
+            last = me + (width - 1 - rank) * apart
+            before = y.dtype.type(term_of[last] + factor_of[last] * before)
+            cuda.syncthreads()
+            start += width
+        line += cuda.gridDim.x * teams
