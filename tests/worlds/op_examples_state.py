@@ -14,6 +14,7 @@ TABLE = {**HELD, "shape": (9, 3)}
 SETTINGS = np.zeros(8, np.float32)
 MOVED = (normal(4, 3), np.zeros(14, np.int32))
 QUEUE = {"resource": "q", "container": "", "capacity": 3, "dtypes": ("float32", "int32"), "shapes": ((2,), ())}
+QUEUE |= {"order": ("fifo",)}
 ELEMENT = (Spec("float32", (2,)), Spec("int32", ()))
 MANY = (Spec("float32", (4, 2)), Spec("int32", (4,)))
 PAIR = (normal(2), np.int32(1))
