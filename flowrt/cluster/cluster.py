@@ -28,7 +28,15 @@ from flowrt.cluster.environment import find
 from flowrt.cluster.fork_server import ForkServers, kept_servers
 from flowrt.cluster.hosts import expand_ranges
 from flowrt.cluster.node_process import close_stdin, environment, ready, send, tell_token
-from flowrt.cluster.tasks import check_job, checked_delays, checked_devices, checked_imports, checked_names, split_task
+from flowrt.cluster.tasks import (
+    check_is_among,
+    check_job,
+    checked_delays,
+    checked_devices,
+    checked_imports,
+    checked_names,
+    split_task,
+)
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
 from flowrt.net.door.addresses import is_loopback
@@ -105,10 +113,10 @@ class ClusterSpec:
         found = find(os.environ if environ is None else environ, jobs)
         try:
             spec = cls.from_file(found.cluster) if isinstance(found.cluster, str) else cls._from_data(found.cluster)
+            if found.task is not None:
+                check_is_among(found.task, spec.tasks())
         except GraphError as error:
             raise GraphError(f"{found.said}: {error}") from None
-        if found.task is not None and found.task not in spec.tasks():
-            raise GraphError(f"{found.said}: {found.task} is not in the cluster, which has {', '.join(spec.tasks())}")
         object.__setattr__(spec, "task", found.task)
         object.__setattr__(spec, "said", found.said)
         return spec
@@ -248,10 +256,8 @@ class LocalCluster(AsyncOnly):
         self._imports = checked_imports(imports)
         self._devices = checked_devices(devices, self._names)
         self._threads = threads or max(1, usable_cores() // len(self._names))
-        self._warm = warm
-        self._log_level = log_level
-        self._startup = startup
-        self._grace = grace
+        self._warm, self._log_level = warm, log_level
+        self._startup, self._grace = startup, grace
         self._restart = restart
         self._tls = tls
         self._keys: tempfile.TemporaryDirectory[str] | None = None  # made here
@@ -358,8 +364,7 @@ class LocalCluster(AsyncOnly):
 
         Raises `GraphError` for a task that is not there, and for the last one.
         """
-        if task not in self.processes:
-            raise GraphError(f"{task} is not in the cluster, which has {', '.join(self.processes)}")
+        check_is_among(task, self.processes)
         if len(self.processes) == 1:
             raise GraphError(f"{task} is the last node of the cluster; leave its block to end it")
         if (keeping := self._keeping.pop(task, None)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.base.errors import GraphError, user_site
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Delays: TypeAlias = "dict[str, Delay]"
 Devices: TypeAlias = "str | Sequence[str] | Mapping[str, str | Sequence[str]] | None"
+NAMED = 8  # tasks that a sentence lists
 _JOB = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -28,6 +29,16 @@ def split_task(task: str) -> tuple[str, int]:
     """The job and the number of ``/job:worker/task:3``."""
     job, _, number = task.removeprefix("/job:").partition("/task:")
     return job, int(number)
+
+
+def check_is_among(task: str, tasks: Iterable[str]) -> None:
+    """Raise `GraphError` where these ``tasks`` of a cluster have no such one, that names some of them."""
+    there = list(tasks)
+    if task in there:
+        return
+    if len(there) > NAMED:
+        there[NAMED - 1 : -1] = ["..."]
+    raise GraphError(f"{task} is not in the cluster, which has {', '.join(there)}")
 
 
 def checked_names(jobs: Mapping[str, int]) -> list[tuple[str, int]]:

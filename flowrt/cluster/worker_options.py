@@ -13,6 +13,7 @@ from flowrt.base.errors import AuthenticationError, GraphError
 from flowrt.base.valueclass import replace, valueclass
 from flowrt.cluster.cluster import ClusterSpec, parse_address
 from flowrt.cluster.environment import WHICH_TASK
+from flowrt.cluster.tasks import check_is_among
 from flowrt.net.door.addresses import is_loopback
 from flowrt.net.door.tls import MAKE, TOKEN, Keys, check_reach
 from flowrt.net.door.tokens import load_token, own_token, read_token
@@ -87,8 +88,7 @@ def _named(given: argparse.Namespace) -> Settings:
         host, port = parse_address(given.bind, lowest=0)
     else:
         tasks = cluster.tasks()
-        if task not in tasks:
-            raise GraphError(f"{task} is not in the cluster, which has {', '.join(tasks)}")
+        check_is_among(task, tasks)
         host, port = parse_address(given.bind, lowest=0) if given.bind else tasks[task]
     return Settings(
         task,

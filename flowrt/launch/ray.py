@@ -26,7 +26,7 @@ from flowrt.base.errors import ClosedError, GraphError, ResourceError, user_site
 from flowrt.base.tracebacks import brief, unmark
 from flowrt.base.valueclass import valueclass
 from flowrt.cluster.cluster import ClusterSpec, parse_address
-from flowrt.cluster.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
+from flowrt.cluster.tasks import check_is_among, check_job, checked_delays, checked_imports, checked_names, split_task
 from flowrt.finishing import to_the_end
 from flowrt.launch.ray_driver import connect_to_ray
 from flowrt.launch.ray_node import KEYS, RayNode, save_keys
@@ -453,8 +453,7 @@ class Cluster(AsyncOnly):
         _ = self.spec
         self._check_connected()
         there = [other for other in self._watches if other not in self._ending]
-        if task not in there:
-            raise GraphError(f"{task} is not in the cluster, which has {', '.join(there)}")
+        check_is_among(task, there)
 
 
 def _import_ray() -> Any:

@@ -132,6 +132,11 @@ def test_jobs_of_ranks_may_be_an_argument() -> None:
         ({"FLOWRT_HOSTS": "a"}, "or set FLOWRT_JOBS, as in FLOWRT_JOBS=worker"),
         ({"TF_CONFIG": "[]"}, 'TF_CONFIG has no "cluster"; TF_CONFIG is {"cluster": {"ps": ["HOST:PORT"]'),
         (tf_config(type="worker", index=2), "TF_CONFIG: /job:worker/task:2 is not in the cluster, which has /job:ps"),
+        (
+            {"FLOWRT_CLUSTER": '{"w": ["n[0-999]:1"]}', "FLOWRT_JOB": "w", "FLOWRT_TASK": "1000"},
+            "/job:w/task:1000 is not in the cluster, which has /job:w/task:0, /job:w/task:1, /job:w/task:2, "
+            "/job:w/task:3, /job:w/task:4, /job:w/task:5, /job:w/task:6, ..., /job:w/task:999",
+        ),
         (tf_config(type="worker"), 'TF_CONFIG\'s "task" has no "type" and "index" that make one'),
         ({"RANK": "1", "WORLD_SIZE": "4"}, "set in part: MASTER_ADDR, MASTER_PORT are missing; start this by torchrun"),
         (TORCHRUN, "name one host, node1, and there are 4 ranks, 2 on each host; set FLOWRT_HOSTS to the 2 hosts in"),
