@@ -19,7 +19,7 @@ from checkpoint_world import read_checkpoint, write_checkpoint
 
 import flowrt as fr
 from flowrt.base.errors import CheckpointError
-from flowrt.checkpoints.manifest import _dumped, folder_of
+from flowrt.checkpoints.manifest import NotWhole, _dumped, folder_of, from_data, loaded
 from flowrt.session.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -314,6 +314,17 @@ def test_every_flipped_bit_of_the_files_is_noticed(tmp_path: Path) -> None:
             with pytest.raises(CheckpointError):
                 read_checkpoint(tmp_path, 1, 1)
         (folder / name).write_bytes(whole)
+
+
+def test_every_bit_of_a_manifest_counts(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1, 1, 1, [(("", "w"), W), (("scope", "v"), W)])
+    whole = (tmp_path / folder_of(1, 1) / "manifest.json").read_bytes()
+    assert from_data(loaded(whole), whole).step == 1
+    for position in range(8 * len(whole)):
+        broken = bytearray(whole)
+        broken[position // 8] ^= 1 << position % 8
+        with pytest.raises(NotWhole):
+            from_data(loaded(bytes(broken)), bytes(broken))
 
 
 async def test_where_none_is_whole_nothing_starts_over_in_silence(tmp_path: Path) -> None:
