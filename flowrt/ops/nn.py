@@ -22,6 +22,7 @@ from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding, embeddin
 from flowrt.ops.moments import moments
 from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
+from flowrt.ops.sampled import sampled_softmax
 from flowrt.ops.shape import expand_dims
 from flowrt.ops.softmax import log_softmax, softmax, softmax_slope
 from flowrt.ops.source import ones_like, shape_of
@@ -52,6 +53,7 @@ __all__ = [
     "max_pool2d",
     "moments",
     "relu",
+    "sampled_softmax",
     "sigmoid",
     "sigmoid_cross_entropy",
     "silu",

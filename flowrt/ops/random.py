@@ -22,7 +22,7 @@ from flowrt.base.familiar import answering
 from flowrt.base.locating import located
 from flowrt.graph import Graph
 from flowrt.op import as_value, builder_for
-from flowrt.ops.elementwise import add, astype, remainder, subtract
+from flowrt.ops.elementwise import add, astype, exp, minimum, multiply, remainder, subtract
 from flowrt.ops.index import take
 from flowrt.ops.inference import described, filled
 from flowrt.ops.shape import expand_dims, reshape, stack
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flowrt.op import DType
     from flowrt.typed import Operand, Result
 
-__all__ = ["normal", "permutation", "randint", "truncated_normal", "uniform"]
+__all__ = ["log_uniform", "normal", "permutation", "randint", "truncated_normal", "uniform"]
 
 SEEDS = (1 << 63) - 1  # of a seed, what counts
 _ALL = (1 << 64) - 1  # the bits that an integer is drawn by
@@ -171,6 +171,20 @@ def uniform(
     return random_uniform(shape, iterations, _number("low", low), _number("high", high), dtype, seed, stream, name=name)
 
 
+@located("log_uniform")
+def log_uniform(shape: Operand, classes: int, seed: int | None = None, *, name: str | None = None) -> TensorOrArray:
+    """Classes, int64 from 0 up to ``classes``: c with probability ``log((c + 2) / (c + 1)) / log(classes + 1)``.
+
+    So are words distributed that are numbered by falling frequency, nearly (Zipf's law). New ones are drawn as in
+    `uniform`, each for itself. TensorFlow's log_uniform_candidate_sampler, with replacement.
+    """
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+        raise SpecError(f"classes must be a positive integer, got {classes!r}")
+    drawn = shares("log_uniform", shape, seed, name, "float64")
+    found = astype(subtract(exp(multiply(drawn, math.log(classes + 1))), 1.0), "int64")
+    return minimum(found, np.int64(classes - 1))  # of what rounds up to it
+
+
 @located("truncated_normal")
 def truncated_normal(
     shape: Operand,
@@ -255,10 +269,10 @@ def _number(what: str, value: Any) -> float:
     return number
 
 
-def shares(kind: str, shape: Any, seed: int | None, name: str | None) -> Any:
-    """Samples of float32 from 0 up to 1 for an op of another ``kind``, whose draws outside a graph are its own."""
+def shares(kind: str, shape: Any, seed: int | None, name: str | None, dtype: str = "float32") -> Any:
+    """Samples from 0 up to 1 for an op of another ``kind``, whose draws outside a graph are its own."""
     seed, stream, iterations = _key("random_uniform", shape, seed, name, kind)
-    return random_uniform(shape, iterations, 0.0, 1.0, "float32", seed, stream, name=name)
+    return random_uniform(shape, iterations, 0.0, 1.0, dtype, seed, stream, name=name)
 
 
 def _key(

@@ -59,6 +59,7 @@ TYPED = {
         "relu6": "fr.clip(x, 0, 6)",
         "scaled_dot_product_attention": "fr.nn.attention(q, k, v, mask, causal=True)",
         "GRUCell": "fr.nn.gru(x, h, w_x, w_h, bias)",
+        "sampled_softmax_loss": "fr.nn.sampled_softmax(weights, biases, labels, inputs, num_sampled)",
         "huber": "fr.where",
         "ConvTranspose2d": "fr.nn.conv2d_transpose(x, filters, strides)",
         "Upsample": "fr.take(x, np.arange(n * size) // n, axis)",
