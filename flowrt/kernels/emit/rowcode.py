@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from flowrt.kernels.emit.bytecode import BYTE_EMITTERS
 from flowrt.kernels.emit.reductions import GROUP, add_groups, add_lanes, no_lanes
 from flowrt.kernels.emit.sortcode import SORT_EMITTERS
 from flowrt.kernels.emit.squarecode import SQUARE_EMITTERS
@@ -267,4 +268,5 @@ ROW_EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many wo
     "add_to_rows": (5, _add_to_rows),
     **SORT_EMITTERS,
     **SQUARE_EMITTERS,
+    **BYTE_EMITTERS,
 }

@@ -129,32 +129,25 @@ matmul_on_cuda = kernel("matmul", "cuda", layout=matrices)(tiled_on_cuda(as_it_i
 # ── of what is stored as floats of 16 bits ───────────────────────────────────────────────────────────────────────────
 
 
-def widened(widen: str, how: Mapping[str, Any], unread: int = 0) -> Callable[..., Application]:
-    """Has a host multiply the float32s that the op ``widen`` makes of each operand: its tiles read those.
-
-    Behind that ``widen`` takes so many ``unread`` ones.
-    """
+def _widened(dtype: str) -> Callable[..., Application]:
+    """Has a host multiply the float32s that bits stand for: its tiles read those."""
 
     def apply(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str) -> Application:
         wide = [Spec("float32", spec.concrete) for spec in inputs]
         product = apply_kernel("matmul", wide, outputs, attrs, device)
         beside = len(product.scratch) + len(product.local)
         places = (3, 4, 2, *range(5, 5 + beside))  # of the product's operands among these, whose scratch is wide first
-        first = [
-            renumbered(
-                apply_kernel(widen, [stored, *[made] * unread], [made], how, device).steps[0],
-                (number, *[at] * (unread + 1)),
-            )
-            for number, (stored, made, at) in enumerate(zip(inputs, wide, places, strict=False))
+        widened = [
+            _renumbered(apply_kernel(f"widen_{dtype}", [bits, made], [made], {}, device).steps[0], (number, at, at))
+            for number, (bits, made, at) in enumerate(zip(inputs, wide, places, strict=False))
         ]
-        steps = (*first, *(renumbered(step, places) for step in product.steps))
+        steps = (*widened, *(_renumbered(step, places) for step in product.steps))
         return replace(product, steps=steps, scratch=(*wide, *product.scratch))
 
     return apply
 
 
-def renumbered(step: Launchable, places: Sequence[int]) -> Launchable:
-    """A launch of an application that is part of another, whose operands its own are at these ``places``."""
+def _renumbered(step: Launchable, places: Sequence[int]) -> Launchable:
     assert isinstance(step, LaunchStep)
     return replace(step, operands=tuple(places[number] for number in step.operands))
 
@@ -166,5 +159,5 @@ def stored_flops(specs: Sequence[Spec]) -> float:
 
 STORED_ON_CUDA = {dtype: tiled_on_cuda(read) for dtype, read in (("bfloat16", of_bfloat16), ("float16", of_float16))}
 for _dtype, _twin in STORED_ON_CUDA.items():
-    kernel(f"matmul_{_dtype}", form=Form.PROGRAM, flops=stored_flops)(widened(f"widen_{_dtype}", {}, unread=1))
+    kernel(f"matmul_{_dtype}", form=Form.PROGRAM, flops=stored_flops)(_widened(_dtype))
     kernel(f"matmul_{_dtype}", "cuda", layout=matrices)(_twin)
