@@ -13,6 +13,7 @@ import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
+from flowrt.base.spec import Spec
 from flowrt.base.traits import Arranged
 from flowrt.graph import control_dependencies
 from flowrt.op import as_value, gradients_inside, whole
@@ -23,6 +24,7 @@ from flowrt.ops.inference import described, settled
 from flowrt.ops.linalg import matmul
 from flowrt.ops.precision import mixed_precision, precision_in_force
 from flowrt.ops.reduce import any as any_
+from flowrt.ops.reduce import onto
 from flowrt.ops.shape import concat, expand_dims, reshape
 from flowrt.ops.softmax import softmax
 from flowrt.ops.source import arange, shape_of
@@ -31,7 +33,7 @@ from flowrt.typed import op
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flowrt.base.spec import Spec
+    from flowrt.base.spec import Shape
     from flowrt.graph import Node, Tensor, TensorOrArray
     from flowrt.typed import Operand, Result
 
@@ -102,6 +104,17 @@ def _check(q: Any, k: Any, v: Any, mask: Any) -> None:
     ):
         if one is not None and other is not None and None not in (one[axis], other[axis]) and one[axis] != other[axis]:
             raise SpecError(f"{fix}, got {described(q)}, {described(k)} and {described(v)}")
+    if mask is not None and query is not None and key is not None:
+        _check_mask(described(mask), query, key)
+
+
+def _check_mask(mask: Spec, q: Shape, k: Shape) -> None:
+    rank = max(len(q), len(k))
+    mine, theirs = ((1,) * (rank - len(dims)) + dims[:-2] for dims in (q, k))
+    scores = Spec("float32", (*(n if m == 1 else m for m, n in zip(mine, theirs, strict=True)), q[-2], k[-2]))
+    if mask.dims is not None and onto(mask.dims, scores.shape) is None:
+        fix = "; an axis for heads is missing: mask[:, None]" if mask.rank == rank - 1 else ""
+        raise SpecError(f"mask must broadcast to {scores}, of queries and keys, got {mask}{fix}")
 
 
 def _usual_scale(q: Any) -> tuple[float, Any]:
@@ -121,7 +134,9 @@ def _sharing(q: Spec, k: Spec) -> tuple[int, int] | None:
     if mine is None or theirs is None or theirs == 1 or mine in (1, theirs):
         return None
     if mine % theirs:
-        raise SpecError(f"{mine} heads of queries cannot share {theirs} of keys evenly: {q} and {k}")
+        raise SpecError(
+            f"{mine} heads of queries cannot share {theirs} of keys evenly: {q} and {k}; heads are before time"
+        )
     return theirs, mine // theirs
 
 
@@ -157,7 +172,7 @@ def _attended_in_blocks(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: 
 def _parts(q: Any, k: Any, v: Any, mask: Any, causal: bool) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
     """Of each block the queries, and what they may see of keys, values and mask; then which keys they may, by time."""
     queries, keys = (None if (dims := described(x).dims) is None else dims[-2] for x in (q, k))
-    if queries is None or keys is None or not _fits_blocks(mask, queries, keys):
+    if queries is None or keys is None or not _fits_blocks(mask):
         yield q, k, v, mask, _in_order(arange(shape_of(q)[-2]), arange(shape_of(k)[-2])) if causal else None
         return
     for first, last, seen in _blocks(queries, keys, causal):
@@ -182,14 +197,10 @@ def _in_order(queries: Any, keys: Any) -> Any:
     return greater_equal(expand_dims(queries, -1), keys)
 
 
-def _fits_blocks(mask: Any, queries: int, keys: int) -> bool:
+def _fits_blocks(mask: Any) -> bool:
     """Whether a part of the mask can be told for a part of the queries and keys."""
     dims = () if mask is None else described(mask).dims
-    if dims is None or None in dims[-2:]:
-        return False
-    if any(n not in (1, whole) for n, whole in zip(dims[::-1], (keys, queries), strict=False)):
-        raise SpecError(f"mask must broadcast to [..., {queries}, {keys}], queries and keys, got {described(mask)}")
-    return True
+    return dims is not None and None not in dims[-2:]
 
 
 def _part(mask: Any, first: int, last: int, seen: int) -> Any:

@@ -64,6 +64,14 @@ def test_a_query_that_may_see_nothing_is_answered_with_zeros(queries: int, keys:
     assert blind
 
 
+def test_examples_of_keys_and_of_the_mask_may_be_more_than_those_of_queries() -> None:
+    q, k, v = operands(3, 4)
+    mask = np.random.default_rng(1).random((2, 1, 3, 4)) < 0.8
+    want = fr.nn.attention(np.stack([q[0], q[0]]), k, v, mask)
+    for first in (q[:1], q[0]):
+        np.testing.assert_allclose(fr.nn.attention(first, k, v, mask), want, rtol=2e-6, atol=2e-6)
+
+
 def composed(q: Any, k: Any, v: Any, mask: Any, causal: bool) -> Any:
     """The same of single ops, for masks that leave each query something to see."""
     scores = fr.matmul(q, k, transpose_b=True) * 0.5 + (0.0 if mask is None else mask)
@@ -265,7 +273,8 @@ MISFITS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fr.nn.attention(Q, V, V), "q and k must have the same depth, got"),
     (lambda: fr.nn.attention(Q, K, V[:, :, 1:]), "k and v must have as many keys, got"),
     (lambda: fr.nn.attention(Q, K, V, np.ones(6, "int32")), "mask must be bools or floats, got int32"),
-    (lambda: fr.nn.attention(Q, K, V, np.ones((6, 5), bool)), r"mask must broadcast to \[\.\.\., 5, 6\]"),
+    (lambda: fr.nn.attention(Q, K, V, np.ones((6, 5), bool)), r"mask must broadcast to float32\[2,2,5,6\]"),
+    (lambda: fr.nn.attention(Q, K, V, np.ones((3, 5, 6), bool)), r"missing: mask\[:, None\]"),
     (lambda: fr.nn.attention(Q, np.repeat(K, 2, 1)[:, :3], V), "2 heads of queries cannot share 3 of keys evenly"),
     (lambda: fr.nn.attention(Q, K, V, is_causal=True), "write causal="),
     (lambda: fr.nn.attention(Q, K, V, attn_mask=np.ones((5, 6), bool)), "write mask="),
