@@ -45,8 +45,8 @@ class Unread:
 class Way:
     """How a driver of a run reaches the others, computes, and knows the time.
 
-    ``epoch`` is its client's master's, ``origin`` that of whose plans it computes.
-    Where the host is to be slow, ``striking`` says by how much.
+    ``epoch`` is its client's master's, ``origin`` that of whose plans it computes. While the host is traced, messages
+    are sent by ``noting``, which notes them. Where the host is to be slow, ``striking`` says by how much.
     """
 
     host: Host
@@ -58,11 +58,13 @@ class Way:
     clock: Callable[[], float] = time.monotonic
     striking: Striking | None = None
     origin: str = ""
+    noting: Send | None = None
 
     def post(self, peer: str, message: Any) -> None:
         """Send a message, if there is a way to send it by: who is told that it broke posts again."""
         if self.striking is None:
-            self.send(peer, self.epoch, message)
+            noted = None if self.host.tracer is None else self.noting
+            (noted or self.send)(peer, self.epoch, message)
         else:
             self.striking.push(message, lambda: self.send(peer, self.epoch, message))
 

@@ -318,19 +318,39 @@ class Iterations:
 
     def _way(self, asked: BeginServer | BeginReplica, epoch: str, number: int, count: int) -> Way:
         """The way of driver ``number`` of ``count``."""
-        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._post, self._clock, origin=epoch)
+        way = Way(
+            self._host,
+            epoch,
+            asked.run,
+            asked.seed,
+            self._tasks,
+            self._send,
+            self._clock,
+            origin=epoch,
+            noting=self._note_and_send,
+        )
         if self._slowness is None:
             return way
         return replace(way, send=self._send_late, striking=self._slowness.of(asked.seed, number, count))
 
     def _way_of_follower(self, asked: Follow, epoch: str) -> Way:
-        return Way(self._host, epoch, asked.follow, asked.seed, self._tasks, self._post, self._clock, origin=epoch)
+        return Way(
+            self._host,
+            epoch,
+            asked.follow,
+            asked.seed,
+            self._tasks,
+            self._send,
+            self._clock,
+            origin=epoch,
+            noting=self._note_and_send,
+        )
 
     def _send_late(self, peer: str, epoch: str, message: Any) -> None:
         assert self._slowness is not None
-        self._slowness.send(peer, message, lambda: self._post(peer, epoch, message))
+        self._slowness.send(peer, message, lambda: self._note_and_send(peer, epoch, message))
 
-    def _post(self, peer: str, epoch: str, message: Any) -> None:
+    def _note_and_send(self, peer: str, epoch: str, message: Any) -> None:
         if self._host.tracer is not None:
             self._trace.posted(peer, message)
         self._send(peer, epoch, message)
