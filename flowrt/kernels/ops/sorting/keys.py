@@ -2,8 +2,9 @@
 
 A processor sees entries as integers of their size, whatever they mean (`moved`), and compares keys: unsigned numbers in
 the order that is asked for, NaN behind all others, -0.0 as 0.0. A word holds half a key above the entry's place, so
-that words in order are places in order; keys of 64 bits take two rounds. Few words are put in order one by one, more by
-merging runs, many by dealing them out by one byte after another: all of it stable.
+that words in order are places in order; those of keys of 64 bits whose upper halves tie take another round by the lower
+ones. Few words are put in order one by one, more by merging runs, many by dealing them out by one byte after another:
+all of it stable.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from flowrt.kernels.language.table import jitable
 
-RUN, MERGED = 16, 256  # words that are put in order one by one, and as many as are merged of such
+RUN, MERGED = 16, 64  # words that are put in order one by one, and as many as are merged of such
 BYTES, VALUES = 8, 256  # of a word, and of a byte
 UNSIGNED, SIGNED, FLOATING = 0, 1, 2
 ONE, HALF, LOW, TOP = np.uint64(1), np.uint64(32), np.uint64(2**32 - 1), np.uint64(2**63)
@@ -140,16 +141,30 @@ def sort_words(words: Any, spare: Any, counts: Any, first: int, last: int) -> bo
 
 
 @jitable
+def order_lower_halves(keys: Any, words: Any, spare: Any, counts: Any) -> None:
+    """Put words that are in order by the upper halves of ``keys`` in order by the lower ones, too, where those tie."""
+    begin = 0
+    while begin < words.size:
+        end = begin + 1
+        while end < words.size and words[np.uint64(end)] >> HALF == words[np.uint64(begin)] >> HALF:
+            end += 1
+        if end > begin + 1:
+            for i in range(begin, end):
+                place = words[np.uint64(i)] & LOW
+                words[np.uint64(i)] = (keys[place] << HALF) | place
+            if sort_words(words[begin:end], spare[begin:end], counts, BYTES // 2, BYTES):
+                for i in range(begin, end):
+                    words[np.uint64(i)] = spare[np.uint64(i)]
+        begin = end
+
+
+@jitable
 def order_keys(keys: Any, words: Any, counts: Any, nbytes: int) -> Any:
     """Which of two lines of ``words`` holds, in its low halves, the places of ``keys`` in their order."""
-    size = keys.size
+    size, upper = keys.size, np.uint64(32 if nbytes > BYTES // 2 else 0)
     for i in range(size):
-        words[0, np.uint64(i)] = (keys[np.uint64(i)] << HALF) | np.uint64(i)
+        words[0, np.uint64(i)] = ((keys[np.uint64(i)] >> upper) << HALF) | np.uint64(i)
     which = int(sort_words(words[0, :size], words[1, :size], counts, BYTES // 2, BYTES // 2 + min(nbytes, 4)))
-    if nbytes <= BYTES // 2:
-        return which
-    one, other = words[which, :size], words[1 - which, :size]
-    for i in range(size):
-        place = one[np.uint64(i)] & LOW
-        one[np.uint64(i)] = (keys[place] & ~LOW) | place
-    return 1 - which if sort_words(one, other, counts, BYTES // 2, BYTES) else which
+    if nbytes > BYTES // 2:
+        order_lower_halves(keys, words[which, :size], words[1 - which, :size], counts)
+    return which

@@ -35,7 +35,7 @@ from flowrt.kernels.tiles import networks
 from flowrt.kernels.tiles.squares import transpose_lines, transpose_rows
 
 # entries, by the bytes of a key, up to which lines are put in order side by side
-PLACES_BESIDE, VALUES_BESIDE = {4: 512, 8: 1024}, {4: 4096, 8: 1024}
+PLACES_BESIDE, VALUES_BESIDE = {4: 256, 8: 256}, {4: 4096, 8: 1024}
 SMALL, CANDIDATES = 32, 64  # first entries that others are put among one by one; those that are put in order together
 LOOKED_AT = 64  # entries among which a candidate is looked for at once
 
