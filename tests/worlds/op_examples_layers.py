@@ -115,6 +115,12 @@ BYTES = [
     _of_bytes((0, 3), (2, 3), "no-rows"),
 ]
 
+
+@fr.custom_gradient
+def squared(x: Any) -> tuple[Any, Any]:
+    return fr.square(x), lambda dy: dy * x * 2.0
+
+
 MANY = attention.KEPT + 1
 LAYERS = [
     Example(
@@ -137,4 +143,5 @@ LAYERS = [
     _gru(2, 0, 4, 5, True, False),
     *TRANSPOSED,
     *BYTES,
+    Example("with_gradient", squared, (normal(3, 2),), np.square),
 ]
