@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Graph
 
 FILLED = frozenset({"full", "full_like"})
-DRAWN = frozenset({"random_normal", "random_uniform"})
+DRAWN = frozenset({"random_normal", "random_truncated_normal", "random_uniform"})
 ENTRYWISE = frozenset(f"flowrt.ops.{family}" for family in ("elementwise", "comparison", "activation", "trigonometry"))
 
 

@@ -29,6 +29,7 @@ STARTS: dict[str, Callable[[], Any]] = {
     "zeros": lambda: fr.zeros((11, 3)),
     "function": lambda: lambda: fr.full((11, 3), 2.5),
     "normal": lambda: fr.random.normal((11, 3), seed=1),
+    "truncated": lambda: fr.random.truncated_normal((11, 3), seed=1),
     "computed": lambda: fr.random.uniform((11, 3), seed=1) * fr.random.normal((3,), seed=2) - fr.ones((11, 1)),
     "float64": lambda: fr.tanh(fr.random.normal((11, 3), dtype="float64", seed=4)),
     "cast": lambda: fr.random.normal((11, 3), seed=4).astype("float64"),
