@@ -96,7 +96,7 @@ def counter(task: str, container: str) -> dict[str, dict[str, Any]]:
     return steps
 
 
-QUEUE = {"capacity": 1, "dtypes": ("float64",), "shapes": ((),)}
+QUEUE = {"capacity": 1, "order": ("fifo",), "dtypes": ("float64",), "shapes": ((),)}
 
 
 def waiting(task: str, other: str) -> dict[str, Any]:

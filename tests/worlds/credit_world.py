@@ -189,6 +189,7 @@ class Program:
             "resource": queue,
             "container": "",
             "capacity": self._capacity[queue],
+            "order": ("fifo",),
             "dtypes": ("float64",),
             "shapes": ((None,),),
         }
