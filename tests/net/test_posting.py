@@ -78,6 +78,33 @@ async def test_what_a_stopped_peer_is_posted_waits_uncopied_up_to_a_bound() -> N
 
 
 @on_both_loops_and_ways
+async def test_what_is_posted_as_the_kernel_takes_more_does_not_overtake_what_waits() -> None:
+    async with pair(Bounds(socket_bytes=1 << 14)) as (client, server):
+        stream, posted = client._stream, 0
+
+        def post() -> None:
+            nonlocal posted
+            client.post_frame(frame({"number": posted, "x": np.zeros(3000, np.uint8)}))
+            posted += 1
+
+        def resume(go_on: Callable[[], None] = stream.resume_writing) -> None:
+            go_on()
+            if posted < 300:
+                post()
+
+        stream.resume_writing = resume  # type: ignore[method-assign]
+        server._stream.transport.pause_reading()
+        while client.waiting < 20:
+            post()
+        server._stream.transport.resume_reading()
+        got = 0
+        while got < posted:
+            assert (await server.receive())["number"] == got
+            got += 1
+        assert posted > 21
+
+
+@on_both_loops_and_ways
 async def test_what_was_posted_is_written_before_the_connection_closes() -> None:
     async with pair(Bounds(grace=20.0)) as (client, server):
         for number in range(4):

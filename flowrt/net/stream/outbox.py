@@ -56,8 +56,8 @@ class Outbox:
 
     @property
     def idle(self) -> bool:
-        """Whether a frame that is put now is written now."""
-        return self._current is None and not self.blocked
+        """Whether nothing was begun or waits, so that a frame that is put now is written now."""
+        return self._current is None and not self.blocked and not self._waiting
 
     def pause(self) -> None:
         """The kernel has not taken all that was written."""
@@ -67,7 +67,7 @@ class Outbox:
     def put(self, frame: Outgoing) -> None:
         """Write a frame when its turn comes, which may be now."""
         self._waiting.append(frame)
-        if self.idle:
+        if self._current is None and not self.blocked:
             self.go_on()
         else:
             self.drained.clear()
