@@ -404,6 +404,9 @@ def _repeated(x: Any, sizes: Sequence[Any], times: Sequence[Any], axes: Sequence
 @op(name="roll")
 def roll_op(x: Operand, shift: Sequence[int], axis: Sequence[int], *, name: str | None = None) -> Result:
     """``x`` with its entries ``shift[i]`` places further along the axis ``axis[i]``."""
+    lists = isinstance(shift, (list, tuple)) and isinstance(axis, (list, tuple)) and len(shift) == len(axis)
+    if not lists or not all(isinstance(number, int) for number in (*shift, *axis)):
+        raise SpecError(f"there must be one shift for each axis, got {shift!r} along {axis!r}")
     if x.dims is not None:
         for each in axis:
             normal_axes(each, x.rank)

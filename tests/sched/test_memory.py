@@ -3,6 +3,9 @@ from __future__ import annotations
 import gc
 import math
 import resource
+import sys
+import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -197,3 +200,31 @@ def test_amounts_are_written_as_people_read_them() -> None:
         "2.5 GiB",
         "2.0 TiB",
     ]
+
+
+def test_others_are_enlisted_while_idle_memory_lets_go() -> None:
+    class Shelf:
+        idle_bytes = 0
+
+        def let_go(self) -> None:
+            pass
+
+    memory, over = Memory(limit=1 << 20), threading.Event()
+
+    def enlist() -> None:
+        kept: deque[Shelf] = deque(maxlen=50)
+        while not over.is_set():
+            kept.append(Shelf())
+            memory.enlist(kept[-1])
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    enlisting = threading.Thread(target=enlist)
+    enlisting.start()
+    try:
+        for _ in range(3000):
+            memory.reclaim()
+    finally:
+        over.set()
+        enlisting.join()
+        sys.setswitchinterval(before)

@@ -244,8 +244,12 @@ class Memory:
 
     def reclaim(self) -> None:
         """Have all idle memory let go."""
-        for keeper in list(self._keepers.values()):
+        for keeper in self._enlisted():
             keeper.let_go()
+
+    def _enlisted(self) -> list[Keeper]:
+        """Those that are enlisted now; others may be while this looks, and some may end."""
+        return [keeper for known in self._keepers.valuerefs() if (keeper := known()) is not None]
 
     def enlist(self, keeper: Keeper) -> None:
         """Let ``keeper``, for as long as it lives, be asked to let go."""
@@ -259,7 +263,7 @@ class Memory:
     def trim(self, apart_from: Keeper) -> None:
         """Have idle memory let go, the longest enlisted first, until no more is kept than there should be."""
         bound = self.most_idle
-        kept: list[Keeper] = list(self._keepers.values())
+        kept = self._enlisted()
         idle = sum(keeper.idle_bytes for keeper in kept)
         for keeper in kept:
             if idle <= bound:
