@@ -250,8 +250,7 @@ class Session(AsyncOnly):
         counted: bool = True,
         number: int | None = None,
     ) -> Any:
-        runner = self._open_here()
-        number = self.fresh_number() if number is None else number
+        runner, number = self._open_here(), self.fresh_number() if number is None else number
         scope = asyncio.timeout(timeout)
         self._running.add(scope)
         step.users += 1
@@ -276,6 +275,7 @@ class Session(AsyncOnly):
             error.__cause__ = why_closed(step, self._failed_sources)
             raise
         except FlowrtError as error:
+            self._running.discard(scope)  # it is left: who closes the session could not stop it any more
             await self._comebacks.look(self, error, counted)
             raise
         finally:

@@ -143,6 +143,25 @@ async def test_an_error_of_another_kind_stays_what_it_is(tmp_path: Any) -> None:
             await session.run(taken, {rows: [7]})
 
 
+async def test_a_session_closes_while_variables_are_put_back(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, x, _, step = counting()
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    async def go_back(session: fr.Session) -> None:
+        begun.set()
+        await never.wait()
+
+    async with opened(graph, tmp_path) as (cluster, session):
+        await session.run(step, {x: ONES})
+        await again(cluster, session, WORKERS[1])
+        monkeypatch.setattr(session.checkpoints, "go_back", go_back)
+        running = asyncio.create_task(session.run(step, {x: ONES}))
+        await begun.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+
+
 async def test_a_node_that_held_nothing_is_used_again() -> None:
     with fr.Graph() as graph:
         x = fr.placeholder("float32", (4,))
