@@ -57,7 +57,7 @@ def write_shard(
     Each tensor is let go as soon as it is written. Answers what a manifest says of the file. Raises `OSError`, also
     where it is not ``going`` any more.
     """
-    header, at = _header([key for key, _ in tensors], layouts)
+    header, at = header_of([key for key, _ in tensors], layouts)
     file.write(header)
     written: list[Written] = []
     for key, take in tensors:
@@ -77,7 +77,8 @@ def _write(file: BinaryIO, tensor: Readable, digest: Any, going: Callable[[], bo
     return tensor.nbytes
 
 
-def _header(keys: Sequence[str], layouts: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple[bytes, int]:
+def header_of(keys: Sequence[str], layouts: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple[bytes, int]:
+    """What stands before the bytes of these tensors, and how long it is."""
     entries: dict[str, Any] = {"__metadata__": {"format": "np", "written_by": "flowrt"}}
     at = 0
     for key, (dtype, shape) in zip(keys, layouts, strict=True):
