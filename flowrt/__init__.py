@@ -69,7 +69,7 @@ with _passed_over():  # modules hold much and drop nothing: the collector would 
     from flowrt.typed import Operand, Result, op
 
 if _typing.TYPE_CHECKING:
-    from flowrt import data, delays, devices, launch, serving, train
+    from flowrt import data, delays, devices, launch, onnx, serving, train
     from flowrt.cluster.cluster import ClusterSpec, LocalCluster
     from flowrt.ledger import Ledger
     from flowrt.loss_scaling import LossScaled
@@ -87,6 +87,7 @@ _LATER = {
     "delays": "flowrt.delays",
     "devices": "flowrt.devices",
     "launch": "flowrt.launch",
+    "onnx": "flowrt.onnx",
     "serving": "flowrt.serving",
     "simulate": "flowrt.simulation",
     "train": "flowrt.train",
@@ -162,6 +163,7 @@ __all__ = [
     "launch",
     "name_scope",
     "no_gradient",
+    "onnx",
     "op",
     "optim",
     "placement",

@@ -129,7 +129,7 @@ ROOMS = [
     ["base", "cluster", "launch"],
 ]
 MOST_FILES = 20  # in a room
-WITH_ROOMS = ["base", "cluster", "kernels", "net", "sched", "session", "tracing"]
+WITH_ROOMS = ["base", "cluster", "kernels", "net", "onnx", "sched", "session", "tracing"]
 GPUS = [f"kernels/{name}" for name in ("cuda", "cuda_driver", "cuda_functions", "cuda_fused", "cuda_gpu", "simulator")]
 WITHOUT_A_COMPILER = ["kernels/store/loading", "kernels/store/surroundings"]  # where they cannot do their work without
 # module → the only places that may import it
@@ -165,6 +165,7 @@ OWNERS = {
     "uvloop": ["session/blocking"],
     "rich": ["progress"],
     "ray": ["launch"],
+    "onnx": ["onnx"],
     # what makes code of bytes, which nothing here may
     "pickle": [],
     "marshal": [],

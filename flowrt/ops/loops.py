@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from flowrt.base.errors import SpecError, user_site
+from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import fitting, located
 from flowrt.base.plain import common_dtype
 from flowrt.base.spec import Spec, as_shape, spec_of
@@ -193,6 +193,42 @@ def scan(
             reverse=reverse,
         )
     return carry, ys
+
+
+def stacking_loop(
+    fn: Callable[[Any], tuple[Any, Any]],
+    cond_fn: Callable[[Any], Any],
+    init: list[Any],
+    most: Any = None,
+    shapes: Sequence[Any] | None = None,
+) -> tuple[list[Any], list[Any]]:
+    """A `while_loop` over a list of tensors whose iterations answer ``(state, ys)``: the last state, and ys stacked.
+
+    There are at most ``most`` iterations, an int64 scalar tensor; ``shapes`` are as ``shape_invariants``. In a graph
+    alone.
+    """
+    form, first = flatten(list(init))
+    graph = _graph_of([as_value(value) for value in first])
+    if graph is None:
+        raise GraphError(f"{user_site()}: a loop that stacks what it makes is built in a graph")
+    start = [as_tensor(graph, graph.adopt(as_value(value))) for value in first]
+    invariants = [t.spec.without_value() for t in start]
+    if shapes is not None:
+        invariants = [Spec(t.dtype, shape) for t, shape in zip(start, shapes, strict=True)]
+    count = None if most is None else as_tensor(graph, graph.adopt(as_value(most)))
+    with located("while_loop"):
+        state, ys = _build_loop(
+            graph,
+            "while_loop",
+            lambda held, rows: fn(held),
+            cond_fn,
+            (start, invariants, form),
+            [],
+            rows_form=Structure(tuple),
+            count=count,
+            reverse=False,
+        )
+    return state, ys
 
 
 @overload

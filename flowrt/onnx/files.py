@@ -1,0 +1,88 @@
+"""Models as they lie on disk, or in memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.version_converter
+from google.protobuf.message import DecodeError
+
+from flowrt.base.errors import GraphError, user_site
+
+OLDEST = 13
+"""The oldest opset whose operators are read."""
+
+
+def model_from(given: Any) -> Any:
+    """The model that is ``given``: a path, its bytes, or a ``ModelProto``, which is left as it is.
+
+    Tensors in files beside a model are read, within its folder alone: a way out of that is refused.
+    """
+    if isinstance(given, onnx.ModelProto):
+        return _whole(given)
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return _whole(_parsed(bytes(given), "the bytes"))
+    path = Path(os.fspath(given))
+    try:
+        model = _parsed(path.read_bytes(), str(path))
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except OSError as error:
+        raise GraphError(f"{user_site()}: {path} cannot be read: {error.strerror or error}") from None
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise GraphError(f"{user_site()}: {path}: what lies beside it cannot be read: {error}") from None
+    return model
+
+
+def _parsed(data: bytes, what: str) -> Any:
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise GraphError(f"{user_site()}: {what} hold no model of ONNX: {error}") from None
+    if not model.ir_version or not model.HasField("graph"):
+        raise GraphError(f"{user_site()}: {what} hold no model of ONNX")
+    return model
+
+
+def _whole(model: Any) -> Any:
+    """``model``, all of whose tensors are in it."""
+    outside = [t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    if outside:
+        raise GraphError(f"{user_site()}: {outside[0]!r} lies in a file beside the model; give the model's path")
+    return model
+
+
+def domain_of(told: Any) -> str:
+    """The domain that a node or an opset is of: that of ONNX's own operators has two names."""
+    return "" if told.domain == "ai.onnx" else str(told.domain)
+
+
+def modern(model: Any) -> Any:
+    """``model``, of an opset whose operators are read: converted by ONNX's own converter where it is older."""
+    version = max([one.version for one in model.opset_import if domain_of(one) == ""], default=OLDEST)
+    if version >= OLDEST:
+        return model
+    if version < 9 and any(node.op_type == "Scan" for node in model.graph.node):  # which the converter leaves as it is
+        raise GraphError(f"{user_site()}: a Scan of opset {version} is not read, only those from opset 9 on")
+    try:
+        return onnx.version_converter.convert_version(model, OLDEST)
+    except (RuntimeError, ValueError) as error:  # what its C++ raises
+        raise GraphError(
+            f"{user_site()}: the model is of opset {version}, and {OLDEST} is the oldest that is read; ONNX's "
+            f"converter cannot convert it: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from None
+
+
+def opsets_of(model: Any) -> dict[str, int]:
+    """The version of each domain that a model asks for; raises `GraphError` for one that is not read."""
+    found = {domain_of(one): one.version for one in model.opset_import}
+    version, newest = found.get("", OLDEST), onnx.defs.onnx_opset_version()
+    if version > newest:
+        raise GraphError(
+            f"{user_site()}: the model is of opset {version}, and the package onnx here knows up to {newest}; "
+            "pip install --upgrade onnx"
+        )
+    return {"": version, **found}

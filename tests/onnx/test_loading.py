@@ -1,0 +1,300 @@
+"""Models of ONNX as graphs: what `fr.onnx.load` builds, what it lets one do, and what it refuses."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+from example import normal
+from onnx import TensorProto, helper, numpy_helper
+from onnx_world import model_of
+
+import flowrt as fr
+from flowrt.onnx import backend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+W, B = normal(3, 2), normal(2, seed=1)
+
+
+def perceptron(**more: Any) -> Any:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["sums"], name="dense"),
+        helper.make_node("Relu", ["sums"], ["y"], name="relu"),
+    ]
+    return model_of(nodes, {"x": ("float32", ("batch", 3))}, ["y"], {"w": W, "b": B}, **more)
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x @ W + B, 0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    onnx.save(perceptron(), str(tmp_path / "model.onnx"))
+    return tmp_path / "model.onnx"
+
+
+def test_a_model_is_run_by_the_names_of_its_inputs_and_outputs(path: Path) -> None:
+    model, x = fr.onnx.load(path), normal(4, 3, seed=2)
+    assert list(model.inputs) == ["x"]
+    assert list(model.outputs) == ["y"]
+    with fr.BlockingSession(model.graph) as session:
+        np.testing.assert_allclose(session.run(model.outputs["y"], {model.inputs["x"]: x}), relu(x), rtol=1e-6)
+
+
+def test_sizes_with_names_are_open(path: Path) -> None:
+    model = fr.onnx.load(path.read_bytes())
+    assert model.inputs["x"].shape == (None, 3)
+    assert model.outputs["y"].shape == (None, 2)
+
+
+def test_a_model_is_part_of_a_graph_whose_tensors_it_is_given(path: Path) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 3))
+        model = fr.onnx.load(path, {"x": x * 2})
+        y = fr.sum(model.outputs["y"])
+    assert model.inputs["x"].graph is graph
+    with fr.BlockingSession(graph) as session:
+        given = normal(4, 3, seed=3)
+        np.testing.assert_allclose(session.run(y, {x: given}), relu(given * 2).sum(), rtol=1e-6)
+
+
+def test_weights_that_are_variables_are_trained(path: Path) -> None:
+    with fr.Graph() as graph:
+        model = fr.onnx.load(path, trainable=True)
+        loss = fr.mean(fr.square(model.outputs["y"] - 1))
+        train = fr.optim.SGD(0.1).minimize(loss)
+    assert sorted(model.variables) == ["b", "w"]
+    with fr.BlockingSession(graph) as session:
+        feeds = {model.inputs["x"]: normal(8, 3, seed=4)}
+        np.testing.assert_array_equal(session.run(model.variables["w"]), W)
+        losses = [session.run((loss, train), feeds)[0] for _ in range(50)]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_weights_are_trained_that_are_named_and_statistics_never(path: Path) -> None:
+    assert list(fr.onnx.load(path, trainable=["b"]).variables) == ["b"]
+    weights = {name: np.ones(2, np.float32) for name in ("scale", "offset", "mean", "variance")}
+    node = helper.make_node("BatchNormalization", ["x", *weights], ["y"])
+    model = fr.onnx.load(model_of([node], {"x": ("float32", (1, 2, 3, 3))}, ["y"], weights), trainable=True)
+    assert sorted(model.variables) == ["offset", "scale"]
+    with pytest.raises(fr.GraphError, match=r"no weights \['nothing'\]"):
+        fr.onnx.load(path, trainable=["nothing"])
+
+
+def test_nodes_are_named_as_in_the_model(path: Path) -> None:
+    model = fr.onnx.load(path)
+    assert {"small/dense/matmul", "small/relu/relu"} <= {node.name for node in model.graph.nodes}
+
+
+def test_metadata_is_kept() -> None:
+    model = perceptron()
+    helper.set_model_props(model, {"author": "someone"})
+    assert fr.onnx.load(model).metadata == {"author": "someone"}
+
+
+def test_everything_that_cannot_be_read_is_told_at_once() -> None:
+    nodes = [
+        helper.make_node("StringNormalizer", ["x"], ["a"], name="first"),
+        helper.make_node("Cast", ["x"], ["b"], name="second", to=TensorProto.FLOAT16),
+        helper.make_node("Custom", ["x"], ["c"], name="third", domain="else.where"),
+        helper.make_node("Add", ["a", "b"], ["d"], name="of what is not read"),
+    ]
+    model = model_of(nodes, {"x": ("float32", (2,))}, ["c", "d"])
+    with pytest.raises(fr.GraphError) as error:
+        fr.onnx.load(model)
+    told = str(error.value)
+    assert [word in told for word in ("'first'", "'second'", "'third'", "of what")] == [True, True, True, False]
+    assert "float16" in told
+    assert "else.where" in told
+
+
+def test_what_would_have_to_be_known_is_asked_for_and_given_as_an_array() -> None:
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    model = model_of([node], {"x": ("float32", (2, 3)), "axes": ("int64", (1,))}, ["y"])
+    with pytest.raises(fr.GraphError, match="the axes must be known"):
+        fr.onnx.load(model)
+    loaded = fr.onnx.load(model, {"axes": np.array([1])})
+    assert list(loaded.inputs) == ["x"]
+    assert loaded.outputs["y"].shape == (2,)
+
+
+def test_inputs_that_are_none_of_the_models_or_of_another_dtype_are_refused(path: Path) -> None:
+    with pytest.raises(fr.GraphError, match=r"no inputs \['z'\]; it has \['x'\]"):
+        fr.onnx.load(path, {"z": np.ones(3, np.float32)})
+    with pytest.raises(fr.GraphError, match=r"'x' is float32\[\?,3\], not of int64"):
+        fr.onnx.load(path, {"x": np.ones((2, 3), np.int64)})
+
+
+def test_what_is_no_model_is_told(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no model")
+    for given in (tmp_path / "text", b"no model", b""):
+        with pytest.raises(fr.GraphError, match="hold no model of ONNX"):
+            fr.onnx.load(given)
+    with pytest.raises(fr.GraphError, match="cannot be read: No such file"):
+        fr.onnx.load(tmp_path / "absent")
+
+
+def test_a_newer_opset_is_refused_and_an_older_one_converted() -> None:
+    with pytest.raises(fr.GraphError, match="of opset 999"):
+        fr.onnx.load(perceptron(opset=999))
+    model = fr.onnx.load(perceptron(opset=9))
+    with fr.BlockingSession(model.graph) as session:
+        x = normal(2, 3)
+        np.testing.assert_allclose(session.run(model.outputs["y"], {model.inputs["x"]: x}), relu(x), rtol=1e-6)
+
+
+def _beside(folder: Path, location: str) -> Path:
+    """A model whose weight lies in a file at ``location``."""
+    model = perceptron()
+    tensor = model.graph.initializer[0]
+    data = tensor.raw_data
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    (folder / "weights.bin").write_bytes(data)
+    return folder / "model.onnx"
+
+
+def test_weights_in_a_file_beside_the_model_are_read(tmp_path: Path) -> None:
+    model, x = fr.onnx.load(_beside(tmp_path, "weights.bin")), normal(2, 3)
+    with fr.BlockingSession(model.graph) as session:
+        np.testing.assert_allclose(session.run(model.outputs["y"], {model.inputs["x"]: x}), relu(x), rtol=1e-6)
+
+
+def test_no_file_outside_of_the_models_folder_is_read(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "secret.bin").write_bytes(W.tobytes())
+    for location in ("../secret.bin", str(tmp_path / "secret.bin")):
+        with pytest.raises(fr.GraphError, match="what lies beside it cannot be read"):
+            fr.onnx.load(_beside(inner, location))
+    with pytest.raises(fr.GraphError, match="give the model's path"):
+        fr.onnx.load(_beside(inner, "weights.bin").read_bytes())
+
+
+def test_functions_of_the_model_are_read_with_their_attributes() -> None:
+    inside = helper.make_node("LeakyRelu", ["a"], ["b"])
+    inside.attribute.add(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+    function = helper.make_function("mine", "Leaky", ["a"], ["b"], [inside], [helper.make_opsetid("", 21)], ["slope"])
+    model = model_of(
+        [helper.make_node("Leaky", ["x"], ["y"], domain="mine", slope=0.25)], {"x": ("float32", (2,))}, ["y"]
+    )
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("mine", 1))
+    loaded = fr.onnx.load(model)
+    with fr.BlockingSession(loaded.graph) as session:
+        found = session.run(loaded.outputs["y"], {loaded.inputs["x"]: np.float32([-4, 4])})
+    np.testing.assert_array_equal(found, np.float32([-1, 4]))
+
+
+def test_a_function_that_holds_itself_is_refused() -> None:
+    node = helper.make_node("Endless", ["a"], ["b"], domain="mine")
+    function = helper.make_function("mine", "Endless", ["a"], ["b"], [node], [helper.make_opsetid("mine", 1)])
+    model = model_of([helper.make_node("Endless", ["x"], ["y"], domain="mine")], {"x": ("float32", (2,))}, ["y"])
+    model.functions.append(function)
+    with pytest.raises(fr.GraphError, match="nested more than 64 deep"):
+        fr.onnx.load(model)
+
+
+def test_images_stay_with_their_channels_last_between_layers() -> None:
+    weights = {"f": normal(4, 2, 3, 3), "g": normal(4, 4, 3, 3, seed=1)}
+    nodes = [
+        helper.make_node("Conv", ["x", "f"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "g"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["b", "c"], ["d"]),
+        helper.make_node("MaxPool", ["d"], ["y"], kernel_shape=[2, 2], strides=[2, 2]),
+    ]
+    model = fr.onnx.load(model_of(nodes, {"x": ("float32", (1, 2, 8, 8))}, ["y"], weights))
+    needed, stack = set(), [model.outputs["y"].op]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += [tensor.op for tensor in node.inputs]
+    assert sum(node.op.name == "transpose" for node in needed) == 2
+
+
+def test_a_branch_that_is_decided_by_a_weight_is_the_only_one_read() -> None:
+    def branch(op: str) -> Any:
+        node = helper.make_node(op, ["x"], ["out"])
+        return helper.make_graph([node], op, [], [onnx.ValueInfoProto(name="out")])
+
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch("Neg"), else_branch=branch("StringNormalizer"))
+    model = fr.onnx.load(model_of([node], {"x": ("float32", (2,))}, ["y"], {"c": np.array(True)}))
+    assert [node.op.name for node in model.graph.nodes] == ["placeholder", "negative"]
+
+
+def test_a_loop_stacks_what_its_iterations_answer_until_its_condition_fails() -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node("Mul", ["held", "two"], ["next"]),
+            helper.make_node("Less", ["next", "most"], ["more"]),
+            helper.make_node("Identity", ["next"], ["row"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, ()),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, ()),
+            helper.make_tensor_value_info("held", TensorProto.FLOAT, ()),
+        ],
+        [onnx.ValueInfoProto(name=name) for name in ("more", "next", "row")],
+    )
+    node = helper.make_node("Loop", ["", "", "x"], ["last", "rows"], body=body)
+    weights = {"two": np.float32(2), "most": np.float32(20)}
+    weights = {name: np.asarray(value) for name, value in weights.items()}
+    model = fr.onnx.load(model_of([node], {"x": ("float32", ())}, ["last", "rows"], weights))
+    with fr.BlockingSession(model.graph) as session:
+        last, rows = session.run(list(model.outputs.values()), {model.inputs["x"]: np.float32(3)})
+    assert last == 24
+    np.testing.assert_array_equal(rows, np.float32([6, 12, 24]))
+
+
+def test_a_prepared_model_takes_inputs_in_order_or_by_name(path: Path) -> None:
+    prepared, x = backend.prepare(onnx.load(str(path))), normal(2, 3)
+    for given in ([x], {"x": x}):
+        np.testing.assert_allclose(prepared.run(given)[0], relu(x), rtol=1e-6)
+    assert not backend.supports_device("CUDA")
+    unread = model_of([helper.make_node("StringNormalizer", ["x"], ["y"])], {"x": ("float32", (2,))}, ["y"])
+    assert not backend.is_compatible(unread)
+
+
+def test_without_the_package_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "onnx" or name.startswith("onnx."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name="onnx")
+        return kept(name, *args, **kwargs)
+
+    for name in [name for name in sys.modules if name.startswith("flowrt.onnx.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"pip install 'flowrt\[onnx\]'"):
+        _ = fr.onnx.load
+
+
+def test_a_damaged_weight_is_refused() -> None:
+    model = perceptron()
+    model.graph.initializer[0].raw_data = b"short"
+    with pytest.raises(fr.GraphError, match="the weight 'w': the tensor 'w' is damaged"):
+        fr.onnx.load(model)
+
+
+def test_a_weight_is_the_default_of_an_input_of_its_name() -> None:
+    node = helper.make_node("Add", ["x", "by"], ["y"])
+    model = model_of([node], {"x": ("float32", (2,)), "by": ("float32", (2,))}, ["y"])
+    model.graph.initializer.append(numpy_helper.from_array(np.float32([1, 2]), "by"))
+    assert list(fr.onnx.load(model).inputs) == ["x"]
+    loaded = fr.onnx.load(model, {"by": np.float32([5, 5])})
+    with fr.BlockingSession(loaded.graph) as session:
+        found = session.run(loaded.outputs["y"], {loaded.inputs["x"]: np.float32([0, 0])})
+    np.testing.assert_array_equal(found, np.float32([5, 5]))
