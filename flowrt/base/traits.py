@@ -60,11 +60,13 @@ class Arranged(Enum):
 class VariableUpdate:
     """A variable is written, or of several that an optimiser keeps together some ``rows``, by a kernel that sees them.
 
-    ``by`` is the op on what it held and what is given, where that tells what it holds then.
+    ``by`` is the op on what it held and what is given, where that tells what it holds then; by a rule of its ``own``
+    the kernel makes one of both.
     """
 
     by: str | None = None
     rows: bool = False
+    own: bool = False
 
     @property
     def whole(self) -> str | None:
@@ -75,6 +77,11 @@ class VariableUpdate:
     def commutes(self) -> bool:
         """Whether it does not matter which of two such updates comes first."""
         return self.by is not None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether what was held counts no more, but by what is given."""
+        return self.by is None and not self.own
 
 
 class Elsewhere(Enum):

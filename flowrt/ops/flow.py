@@ -167,8 +167,11 @@ def bring(x: Operand) -> Result:
 
 
 @op(effect=True, gradient=None)
-def send(x: Operand, *, edge: int, peer: str) -> None:
-    """Hand ``x`` to whoever receives ``edge`` on ``peer``; put in where a graph is split over devices."""
+def send(x: Operand, *, edge: int, peer: str, lead: int = 0) -> None:
+    """Hand ``x`` to whoever receives ``edge`` on ``peer``; put in where a graph is split over devices.
+
+    With a ``lead`` it goes ahead of what else waits for the same; the largest first.
+    """
 
 
 @op(effect=True, gradient=None)

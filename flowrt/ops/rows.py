@@ -33,7 +33,7 @@ SETTINGS = 8
 """The numbers a rule is given; those it has no use for are 0."""
 
 
-def _row_write(name: str, meaning: str, by: str | None = None) -> Op:
+def _row_write(name: str, meaning: str, by: str | None = None, *, own: bool = False) -> Op:
     """The op that moves rows of the variable ``resource`` and of its ``slots``, which are of its dtype and shape.
 
     It takes values [n, *shape[1:]], their groups, and ``SETTINGS`` numbers.
@@ -53,7 +53,7 @@ def _row_write(name: str, meaning: str, by: str | None = None) -> Op:
         _check(values, groups, settings, resource, Spec(dtype, shape))
 
     write.__doc__ = meaning
-    return op(name=name, stateful=True, update=VariableUpdate(by, rows=True), gradient=None)(write)
+    return op(name=name, stateful=True, update=VariableUpdate(by, rows=True, own=own), gradient=None)(write)
 
 
 add_rows = _row_write("add_rows", "Add the values, times the first of the settings, to the rows.", by="add")
@@ -66,6 +66,7 @@ momentum_rows = _row_write(
 
     Settings: rate, momentum, along, ahead; slots: v. Sutskever et al., ICML 2013.
     """,
+    own=True,
 )
 
 adagrad_rows = _row_write(
@@ -74,6 +75,7 @@ adagrad_rows = _row_write(
 
     Settings: rate, epsilon; slots: a. Duchi et al., JMLR 2011.
     """,
+    own=True,
 )
 
 rmsprop_rows = _row_write(
@@ -82,6 +84,7 @@ rmsprop_rows = _row_write(
 
     Settings: rate, decay, 1 - decay, epsilon, momentum; slots: s, v. Tieleman and Hinton, 2012.
     """,
+    own=True,
 )
 
 adam_rows = _row_write(
@@ -92,6 +95,7 @@ adam_rows = _row_write(
     Settings: rate, beta1, 1 - beta1, beta2, 1 - beta2, epsilon, decay; slots: m, s. Kingma and Ba, ICLR 2015; the decay
     is Loshchilov and Hutter's, ICLR 2019.
     """,
+    own=True,
 )
 
 

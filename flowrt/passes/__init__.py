@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flowrt.base.collection import held_back
 from flowrt.base.errors import PlacementError
 from flowrt.base.valueclass import valueclass
-from flowrt.passes.arrange import Arrangement, Prediction
+from flowrt.passes.arrange import Arrangement
 from flowrt.passes.bag import bag
 from flowrt.passes.bodies import rewrite_bodies
 from flowrt.passes.bundle import Bundled, bundle
 from flowrt.passes.contract import contract, contracted
 from flowrt.passes.count_iterations import count_iterations
 from flowrt.passes.epilogue import append_epilogues
+from flowrt.passes.estimates import Prediction
 from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
 from flowrt.passes.gather import move_gathers, put_together
@@ -34,6 +36,7 @@ from flowrt.passes.partition import Client, Partitioned, Transfer, partition
 from flowrt.passes.parts import take_together
 from flowrt.passes.place import Home, Supports, arranged, place
 from flowrt.passes.prune import prune, without_meetings
+from flowrt.passes.send_early import send_early
 from flowrt.passes.settle import settle
 from flowrt.passes.simplify import simplify
 from flowrt.passes.stand_in import StandIn, StandIns, stand_in
@@ -124,6 +127,7 @@ def compile_step(
     ends: Ends = Ends.DEFAULT,
     stand_ins: StandIns | None = None,
     soft_placement: bool = False,
+    prediction: Prediction | None = None,
 ) -> Compiled:
     """Turn what a step asks for into one plan per task.
 
@@ -134,7 +138,7 @@ def compile_step(
     constants. ``client`` is the task that feeds and fetches, where that is none of the devices'; without one, ``ends``
     says where that is done. ``rules`` map patterns of names to devices, and ``wishes`` are those of `arranged`. What is
     placed on a task of ``stand_ins`` is done where these are. With ``soft_placement``, kinds of devices that are asked
-    for are wishes.
+    for are wishes. By a ``prediction``, what other tasks wait for is made ahead of the rest, where that pays.
 
     Raises `FeedError` for a missing feed, `PlacementError`, and `GraphError` (foreign tensors, unordered writes).
     """
@@ -165,7 +169,8 @@ def compile_step(
         report("move_gathers", moved=moved)
     if optimize:
         step = count_iterations(rewrite_bodies(step, placement, lambda body, _: count_iterations(body, inside=True)))
-        step, placement = _join(without_meetings(step), placement, supports, fusible, regions, report)
+        hurry = partial(_hurry, prediction, client is not None, report) if regions and prediction else None
+        step, placement = _join(without_meetings(step), placement, supports, fusible, regions, hurry, report)
     bundled = bundle(step, placement, supports, fetched=client is not None) if optimize else Bundled(step, placement)
     parts = _divide(bundled, None if ends is Ends.USED else home, client, report)
     return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host, tuple(away or ()))
@@ -211,6 +216,7 @@ def _join(
     supports: Supports,
     fusible: Fusible | None,
     regions: bool,
+    hurry: Callable[..., StepGraph] | None,
     report: Callable[..., None],
 ) -> tuple[StepGraph, Mapping[int, Device]]:
     """One node of what is best computed together, and variables updated as soon as may be; with the new placement."""
@@ -235,6 +241,8 @@ def _join(
     products = contracted(step)
     if products:
         report("contract", products=products)
+    if hurry is not None:
+        step = hurry(step, placement, fusible)
     if fusible is not None:
         members = len(step.nodes)
         step, where = fuse(step, placement, fusible, regions=regions)
@@ -248,6 +256,21 @@ def _join(
         if step is not before:
             report("join_paddings", nodes=len(before.nodes) - len(step.nodes))
     return line_up(hasten(step), where)
+
+
+def _hurry(
+    prediction: Prediction,
+    fetched: bool,
+    report: Callable[..., None],
+    step: StepGraph,
+    placement: Mapping[int, Device],
+    fusible: Fusible | None,
+) -> StepGraph:
+    """What other tasks wait for ahead of what they do not, where that pays."""
+    step, found = send_early(step, placement, prediction, fusible, fetched=fetched)
+    if found:
+        report("send_early", **{f"µs behind {each.node.name}": round(1e6 * each.behind) for each in found})
+    return step
 
 
 def _count(step: StepGraph, *ops: str) -> int:

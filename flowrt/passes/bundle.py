@@ -2,9 +2,9 @@
 
 Law: pure, a pass on a placed step. Values of one dtype that go the same way are joined where they are made, and taken
 apart where they are wanted, by the client too, if the same lies behind all of them: the same values of other tasks,
-feeds, and ops that wait for something else. Then one region makes them (`flowrt.sched.regions` says why), so none of
-them leaves later than it did, and none waits for what it did not wait for before: no cycle comes about. What a switch
-may leave dead, what decides sizes and what lies in another memory than the host's travels alone.
+feeds, and ops that wait for something else; and if they lead alike. Then one region makes them (`flowrt.sched.regions`
+says why), so none of them leaves later than it did, and none waits for what it did not wait for before: no cycle comes
+about. What a switch may leave dead, what decides sizes and what lies in another memory than the host's travels alone.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def _made_together(
     found: dict[tuple[_Route, Any], list[Ref]] = {}
     for (ref, _), way in ways.items():
         if ref[0] not in branches:
-            found.setdefault((way, (step.spec(ref).dtype, handed[ref[0]])), []).append(ref)
+            alike = step.spec(ref).dtype, handed[ref[0]], step.lead.get(ref[0])
+            found.setdefault((way, alike), []).append(ref)
     return found
 
 
@@ -185,6 +186,7 @@ class _Bundles:
             for ref in node.inputs:
                 self._wanted.setdefault((ref, placement[node.id].host), self._order[node.id])
         self._made: dict[int, StepNode] = {}
+        self._lead = dict(step.lead)
         self._joined: dict[tuple[Ref, ...], Ref] = {}
         self._apart: dict[tuple[Ref, str], Ref] = {}  # by the task that wants it
         self._fetched: dict[Ref, tuple[Ref, int, int]] = {}  # in which they come to the client, from where to where
@@ -213,7 +215,9 @@ class _Bundles:
             last = max(self._order[source] for source, _ in refs), 1
             flat = [self._shaped(ref, ref, (-1,), device, last) for ref in refs]
             attrs = {"_many": len(refs), "axis": 0}
-            self._joined[refs] = self._insert("concat", refs[0], tuple(flat), attrs, device, last)
+            self._joined[refs] = whole = self._insert("concat", refs[0], tuple(flat), attrs, device, last)
+            if lead := self._step.lead.get(refs[0][0]):
+                self._lead[whole[0]] = lead
         return self._joined[refs]
 
     def _shaped(self, ref: Ref, of: Ref, shape: tuple[int | None, ...], device: Device, place: tuple[int, int]) -> Ref:
@@ -256,7 +260,8 @@ class _Bundles:
             nodes[node.id] = node.rewired(inputs, node.control, node.after)
         nodes = in_order(nodes, key=self._places.__getitem__)
         fetches, parts = self._answers()
-        return Bundled(replace(self._step, nodes=nodes, fetches=fetches), self._placement, self.values, parts)
+        step = replace(self._step, nodes=nodes, fetches=fetches, lead=self._lead)
+        return Bundled(step, self._placement, self.values, parts)
 
     def _answers(self) -> tuple[tuple[Ref, ...], tuple[Part | int, ...]]:
         """What is fetched now, and how that answers what was."""

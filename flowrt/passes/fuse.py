@@ -46,6 +46,7 @@ MAX_INPUTS = 20  # each is a stream of memory of its own
 MAX_REDUCTIONS = 8  # each holds some values in the nearest cache
 MAX_SEEN = 256  # of the nodes that wait for a reduction
 
+LEADS = 8  # bits
 BREAKING = frozenset({"switch", "merge"})  # what lies behind them is of their side
 
 
@@ -147,7 +148,8 @@ def _scalars_of(members: Any, dtypes: tuple[Any, ...]) -> Sequence[tuple[str, tu
 
 
 def markers(step: StepGraph, placement: Mapping[int, Device]) -> dict[int, int]:
-    """What each node waits for that may take its time, as the bits of one integer: effects, switches, other devices."""
+    """What each node waits for that may take its time, and its lead, as the bits of one integer: effects, switches,
+    other devices."""
     behind: dict[int, int] = {}
     bits: dict[int, int] = {}
     for node in step.nodes.values():
@@ -159,7 +161,7 @@ def markers(step: StepGraph, placement: Mapping[int, Device]) -> dict[int, int]:
             if crosses or before.op.effect or before.op.name in BREAKING:
                 mask |= 1 << bits.setdefault(source, len(bits))
         behind[node.id] = mask
-    return behind
+    return {i: mask << LEADS | step.lead.get(i, 0) for i, mask in behind.items()} if step.lead else behind
 
 
 # ── the groups ───────────────────────────────────────────────────────────────────────────────────────────────────────

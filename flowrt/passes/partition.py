@@ -309,6 +309,8 @@ class _Cut:
         edge = self._new_edge()
         name, site = self._origin(ref)
         attrs: dict[str, Attr] = {"edge": edge, "peer": peer}
+        if lead := self._step.lead.get(ref[0]):
+            attrs["lead"] = lead
         return edge, self._insert(lookup("send"), f"{name}/send_{edge}", (ref,), attrs, site, device, (ref[0], 2))
 
     def _receive(

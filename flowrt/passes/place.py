@@ -26,7 +26,8 @@ from flowrt.passes.step import FED, StepGraph, StepNode
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Resource
-    from flowrt.passes.arrange import Arrangement, Prediction
+    from flowrt.passes.arrange import Arrangement
+    from flowrt.passes.estimates import Prediction
 
 Supports: TypeAlias = Callable[[str, Sequence[np.dtype[Any]], str], bool]
 """(op name, dtypes of inputs then outputs, device kind) → whether the op runs there."""

@@ -78,7 +78,11 @@ class StepNode:
 
 @valueclass
 class StepGraph:
-    """What one step computes: ``nodes`` by id, in a topological order; every one of them is needed."""
+    """What one step computes: ``nodes`` by id, in a topological order; every one of them is needed.
+
+    Those that ``lead`` are not to run as one with what else waits for the same: before them run those of a larger lead,
+    and after them those of a smaller one, which nodes that are not named have.
+    """
 
     graph: Graph
     nodes: Mapping[int, StepNode]
@@ -86,6 +90,7 @@ class StepGraph:
     feed_specs: tuple[Spec, ...]
     fetches: tuple[Ref, ...]
     targets: tuple[int, ...]
+    lead: Mapping[int, int] = field(default_factory=dict)
 
     def spec(self, ref: Ref) -> Spec:
         """The spec of what ``ref`` names."""

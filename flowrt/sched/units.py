@@ -18,6 +18,7 @@ from flowrt.op import is_effect
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, grows
 from flowrt.sched.machine import Enter, NodeKind, Topology
 from flowrt.sched.parting import PARTING
+from flowrt.sched.regions.leading import leading_sends, parts_of
 from flowrt.sched.regions.regions import READ, Name, Region, find_regions, resources_of
 
 if TYPE_CHECKING:
@@ -115,14 +116,15 @@ def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:
     """The units of ``plan``: its regions, unless there are to be no ``tapes``, then the nodes that are in none."""
     starts, out = plan.value_starts(), _brought_out(plan)
     units: list[Unit] = []
-    inside = bytearray(len(plan.nodes))
+    inside, leading = bytearray(len(plan.nodes)), leading_sends(plan)
     for r in find_regions(plan, lambda node: id(node) in out or _is_single(node)) if tapes else ():
         apart = is_apart(r.device)
         if apart or not _reads_large(plan, r):
             for n in r.nodes:
                 inside[n] = True
             how = Action.ISSUE if apart else Action.TAPE
-            units.append(_unit(plan, how, r.nodes, r.inputs, r.outputs, r.control, r))
+            parts = (r,) if apart else parts_of(plan, r, leading)
+            units += [_unit(plan, how, p.nodes, p.inputs, p.outputs, p.control, p) for p in parts]
     for n, node in enumerate(plan.nodes):
         if not inside[n]:
             action = Action.BRING if id(node) in out else _single_action(node)

@@ -261,6 +261,8 @@ def _why(node: PlanNode) -> str:
         return "how often it turns, or what it changes, is known only when it runs"
     if node.op in ("switch", "merge", "enter", "exit", "next_iteration", "loop_cond"):
         return "what runs after it depends on a value"
+    if node.attrs.get("lead"):
+        return f"{node.attrs['peer']} waits for it, so the tape ends with what it needs, and the rest is another"
     return "it may wait for something outside the step"
 
 

@@ -269,6 +269,7 @@ def compile_for(
             ends=ends or Ends.DEFAULT,
             stand_ins=standing,
             soft_placement=runner.soft_placement,
+            prediction=_prediction(placement),
         )
     except PlacementError as error:
         asked = error.missing
@@ -297,9 +298,15 @@ def _arrangement(runner: Runner, graph: Graph, auto: Auto) -> Arrangement:
             default=runner.devices[0],
             supports=supports,
             rules=auto.devices,
-            prediction=Prediction(_cost, auto.profile, auto.bandwidth, auto.latency),
+            prediction=_prediction(auto),
         )
     return runner.arrangement
+
+
+def _prediction(placement: Rules | None) -> Prediction:
+    """What is known, or assumed, of ops and of the network."""
+    known = placement if isinstance(placement, Auto) else Auto()
+    return Prediction(_cost, known.profile, known.bandwidth, known.latency)
 
 
 def _cost(op: str, specs: Sequence[Spec], kind: str) -> float:

@@ -12,7 +12,7 @@ from test_faults import World, world
 from flowrt.base.errors import DeadTensorError, PlacementError
 from flowrt.base.spec import spec_of
 from flowrt.net.node.started import Started
-from flowrt.passes import Transfer, compile_step
+from flowrt.passes import Prediction, Transfer, compile_step
 from flowrt.sched.executor import Executor
 from flowrt.sched.regions.regions import resource_of
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 DEVICES = (CLUSTER[0], CLUSTER[2])  # one on each node
 STEPS, GRAPHS = 6, 60
+SLOW = Prediction(lambda op, specs, kind: 1.0, {}, 1e9, 1e-4)  # by which whatever is sent is worth sending early
 
 
-async def _agree(made: World, seed: int) -> bool:
+async def _agree(made: World, seed: int, prediction: Prediction | None) -> bool:
     """Whether steps of one random graph compute what it means; False where there are none to run."""
     graph = RandomGraph(seed, DEVICES, nodes=4 + seed % 12)
     try:
@@ -38,6 +39,7 @@ async def _agree(made: World, seed: int) -> bool:
             supports=everywhere,
             evaluate=evaluate,
             client=CLIENT,
+            prediction=prediction,
         )
     except PlacementError:
         return False  # random colocation may contradict random devices
@@ -80,8 +82,11 @@ def _homes(compiled: Compiled) -> dict[str, tuple[str, tuple[str, str]]]:
     }
 
 
+@pytest.mark.parametrize("prediction", [None, SLOW], ids=["as it comes", "early"])
 @pytest.mark.parametrize("block", range(3))
-async def test_steps_over_two_nodes_compute_what_the_graph_means(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_over_two_nodes_compute_what_the_graph_means(
+    block: int, prediction: Prediction | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seeds = range(GRAPHS * block, GRAPHS * (block + 1))
     print("seeds", seeds)
     runs = {"all": 0, "between": 0, "machine": 0}
@@ -99,7 +104,7 @@ async def test_steps_over_two_nodes_compute_what_the_graph_means(block: int, mon
     monkeypatch.setattr(Executor, "begin", note_begin)
     monkeypatch.setattr(Started, "start", note_start)
     async with world() as made:
-        assert sum([await _agree(made, seed) for seed in seeds]) >= GRAPHS // 2
+        assert sum([await _agree(made, seed, prediction) for seed in seeds]) >= GRAPHS // 2
     print(runs)
     assert 0.2 < runs["machine"] / runs["all"] < 0.8  # all ways are tried
     assert runs["between"] > 0.1 * runs["all"]
