@@ -39,7 +39,7 @@ from flowrt.ledger.summary import EVERY, read_summary, write_summary
 OLDER = "the variables were restored from an older checkpoint, or reset"
 
 
-class Writer:
+class LedgerWriter:
     """Appends to the ledger at ``path``, which is made if need be, until `close`.
 
     Raises `LedgerError` where another process writes it, where it is damaged, or is another trainer's.
@@ -240,5 +240,5 @@ def _leave_to_parent() -> None:
         writer.close()
 
 
-_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+_writers: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from flowrt.ledger.records import Setup
-from flowrt.ledger.writer import Writer
+from flowrt.ledger.writer import LedgerWriter
 from flowrt.sched.policies import policy_to_data
 
 if TYPE_CHECKING:
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from flowrt.train.built import Built
 
 
-def open_ledger(trainer: Built, session: Session, path: str | os.PathLike[str] | None) -> Writer | None:
+def open_ledger(trainer: Built, session: Session, path: str | os.PathLike[str] | None) -> LedgerWriter | None:
     """The ledger at ``path``, or else the one in the folder of the session's checkpoints; None without either.
 
-    Raises `LedgerError`: see `Writer`.
+    Raises `LedgerError`: see `LedgerWriter`.
     """
     checkpoints = session.checkpoints
     if path is None:
         if checkpoints is None or checkpoints.path is None:
             return None
         path = checkpoints.path / f"{quote(trainer.name, safe='')}.ledger"
-    writer = Writer(path, setup_of(trainer, session))
+    writer = LedgerWriter(path, setup_of(trainer, session))
     if checkpoints is not None:
         checkpoints.before_save = writer.sync
     return writer

@@ -17,7 +17,7 @@ from flowrt.session.feeds import as_feed
 
 if TYPE_CHECKING:
     from flowrt.graph import Tensor
-    from flowrt.ledger.writer import Writer
+    from flowrt.ledger.writer import LedgerWriter
 
 Values: TypeAlias = "tuple[np.ndarray[Any, Any], ...]"
 TOGETHER = 6  # batches that one message brings to a replica, where they are small
@@ -97,7 +97,7 @@ class Supply:
         self._values: dict[int, Values] = {}  # by identity, of what was drawn and is not accounted for
         self._drawing: asyncio.Task[None] | None = None
         self._told: Callable[[], None] | None = None  # None while nothing is handed out
-        self.ledger: Writer | None = None  # which is told before anybody else
+        self.ledger: LedgerWriter | None = None  # which is told before anybody else
 
     @property
     def given(self) -> Sequence[int]:

@@ -22,7 +22,7 @@ from flowrt.train.steps import StepReport, Steps
 
 if TYPE_CHECKING:
     from flowrt.ledger import Ledger, Version
-    from flowrt.ledger.writer import Writer
+    from flowrt.ledger.writer import LedgerWriter
     from flowrt.session.runners import Runner
     from flowrt.session.session import Session
     from flowrt.train.trainer import Trainer
@@ -56,7 +56,7 @@ class Replay(Steps):
         self._until = 0  # the version at which the run of now ends
         _check(trainer, session, ledger)
 
-    def _open_ledger(self) -> Writer | None:
+    def _open_ledger(self) -> LedgerWriter | None:
         return None  # what happens again is written down already
 
     def _supply_of(

@@ -37,7 +37,7 @@ from flowrt.train.times import Clocks, Times, times_of
 if TYPE_CHECKING:
     import os
 
-    from flowrt.ledger.writer import Writer
+    from flowrt.ledger.writer import LedgerWriter
     from flowrt.sched.drivers.messages import Report
     from flowrt.sched.policies import Policy
     from flowrt.session.checkpoints import Checkpoints
@@ -145,7 +145,7 @@ class Steps:
         self._stopping: asyncio.Task[None] | None = None
         self._kept = 0
         self._ledger_path = ledger
-        self._ledger: Writer | None = None
+        self._ledger: LedgerWriter | None = None
         self._next_identity = 0  # of a batch of a detached run that no report has told of
         self._over: ClosedError | None = None  # why there is to be no other run
         self._changing: asyncio.Task[None] | None = None  # one run for another
@@ -191,7 +191,7 @@ class Steps:
                 self._ledger.close()
             raise
 
-    def _open_ledger(self) -> Writer | None:
+    def _open_ledger(self) -> LedgerWriter | None:
         return open_ledger(self._trainer, self._session, self._ledger_path)
 
     def _policy_at(self, version: int) -> Policy:

@@ -24,7 +24,7 @@ from flowrt.ledger.account import Account
 from flowrt.ledger.frames import HEAD, MAGIC, framed
 from flowrt.ledger.records import Begun, Handed, Made, Over, Setup, record_to_data
 from flowrt.ledger.summary import summary_of
-from flowrt.ledger.writer import Writer
+from flowrt.ledger.writer import LedgerWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,9 +44,9 @@ def report(version: int, *receipts: tuple[int, int, int], run: int = 1) -> Any:
     return SimpleNamespace(run=run, version=version, receipts=taken, identities=())
 
 
-def write_some(path: Path, **changes: Any) -> Writer:
+def write_some(path: Path, **changes: Any) -> LedgerWriter:
     """A ledger of two runs: batches 0, 2, 3 and 5 kept, 1 late, 4 lost, 7 refused, 6 and 8 unused."""
-    writer = Writer(path, setup(**changes))
+    writer = LedgerWriter(path, setup(**changes))
     writer.begin(1, 0)
     writer.hand(0, 1, [0, 3])
     writer.hand(1, 1, [1, 4])
@@ -92,12 +92,12 @@ def test_with_requeue_a_batch_that_was_late_or_lost_is_unused_until_it_is_kept(t
 
 
 def test_who_goes_on_after_a_kill_takes_in_what_nobody_had_of_the_run_before(tmp_path: Path) -> None:
-    killed = Writer(tmp_path / "some.ledger", setup())
+    killed = LedgerWriter(tmp_path / "some.ledger", setup())
     killed.begin(1, 0)
     killed.hand(0, 1, [0, 2])
     killed.hand(1, 1, [1])
     killed.close()  # as the system does when the process ends
-    again = Writer(tmp_path / "some.ledger", setup())
+    again = LedgerWriter(tmp_path / "some.ledger", setup())
     assert again.first == 3
     unseen = [report(version, (0, version + 1, KEPT)) for version in range(1)]
     again.catch_up([*unseen, report(7, (0, 1, KEPT), run=6)])
@@ -119,9 +119,9 @@ def test_a_client_of_a_detached_run_may_be_killed_at_any_byte_and_the_next_one_w
         )
     ]
 
-    def attach(path: Path, seen: int) -> Writer:
+    def attach(path: Path, seen: int) -> LedgerWriter:
         """A client writes all reports but those that clients before it are known to have had."""
-        writer = Writer(path, setup(local_steps=2))
+        writer = LedgerWriter(path, setup(local_steps=2))
         writer.attach(1, seen)
         for each in reports[seen:]:
             writer.made(each)
@@ -141,12 +141,12 @@ def test_a_client_of_a_detached_run_may_be_killed_at_any_byte_and_the_next_one_w
 
 
 def test_versions_of_which_nothing_is_known_cost_what_may_have_been_used_in_them(tmp_path: Path) -> None:
-    killed = Writer(tmp_path / "some.ledger", setup())
+    killed = LedgerWriter(tmp_path / "some.ledger", setup())
     killed.begin(1, 0)
     killed.hand(0, 1, [0, 1])
     killed.made(report(0, (0, 1, KEPT)))
     killed.close()
-    again = Writer(tmp_path / "some.ledger", setup())
+    again = LedgerWriter(tmp_path / "some.ledger", setup())
     again.begin(2, 3)
     again.close()
     ledger = fr.Ledger(tmp_path / "some.ledger")
@@ -181,7 +181,7 @@ def test_a_ledger_that_is_cut_off_at_any_byte_is_read_and_written_on_from_its_la
         assert ledger._records == whole._records[:kept]
         assert ledger.torn == length + zeros - max(end for end in ends if end <= length)
         assert ledger.violations == ()
-        writer = Writer(cut, setup())
+        writer = LedgerWriter(cut, setup())
         writer.begin(9, ledger.version or 0)
         writer.close()
         again = fr.Ledger(cut)
@@ -200,15 +200,15 @@ def test_a_ledger_in_which_any_bit_is_flipped_is_refused_with_the_place(tmp_path
         bad.write_bytes(flipped)
         begin = max((end for end in ends if end <= at), default=0)
         expected = f"bad.ledger is damaged at byte {begin}: " if at >= len(MAGIC) else "bad.ledger is no ledger"
-        for read in (fr.Ledger, lambda path: Writer(path, setup())):
+        for read in (fr.Ledger, lambda path: LedgerWriter(path, setup())):
             with pytest.raises(LedgerError, match=expected):
                 read(bad)
         assert bad.read_bytes() == flipped
 
 
-def write_many(path: Path, steps: int) -> Writer:
+def write_many(path: Path, steps: int) -> LedgerWriter:
     """A ledger of a run that goes on: of each step a batch was kept, one late, and one is unused or with a replica."""
-    writer = Writer(path, setup(policy={**POLICY, "more": (1.5, None)}))
+    writer = LedgerWriter(path, setup(policy={**POLICY, "more": (1.5, None)}))
     writer.begin(1 << 60, 0)
     for step in range(steps):
         for replica in range(3):
@@ -225,15 +225,15 @@ def test_who_goes_on_with_a_long_ledger_takes_in_what_came_since_its_summary_alo
     monkeypatch.setattr(writing, "EVERY", 2000)
     path = tmp_path / "some.ledger"
     write_many(path, 300).close()
-    summed = Writer(path, setup())
+    summed = LedgerWriter(path, setup())
     taken, take = [], Account.take
     monkeypatch.setattr(Account, "take", lambda account, record: taken.append(record) or take(account, record))
     summed.close()
-    again = Writer(path, summed.account.setup or setup())
+    again = LedgerWriter(path, summed.account.setup or setup())
     again.close()
     assert 0 < len(taken) < 2000 // HEAD
     summary_of(path).unlink()
-    whole = Writer(path, summed.account.setup or setup())
+    whole = LedgerWriter(path, summed.account.setup or setup())
     whole.close()
     assert len(taken) > 1000
     assert vars(again.account) == vars(whole.account)
@@ -248,13 +248,13 @@ def test_a_summary_that_is_amiss_or_of_other_bytes_is_passed_over(
     write_many(path, 40).close()
     data, summary = path.read_bytes(), beside.read_bytes()
     beside.unlink()
-    whole = Writer(path, setup())
+    whole = LedgerWriter(path, setup())
     whole.close()
     for cut in range(0, len(summary), 7):
         for amiss in (summary[:cut], summary[:cut] + bytes([summary[cut] ^ 1]) + summary[cut + 1 :]):
             path.write_bytes(data)
             beside.write_bytes(amiss)
-            other = Writer(path, setup())
+            other = LedgerWriter(path, setup())
             other.close()
             assert other.account.states == whole.account.states
     told = [*codec.unpack(summary[len(summing._MAGIC) + summing._SUM :])]
@@ -262,23 +262,23 @@ def test_a_summary_that_is_amiss_or_of_other_bytes_is_passed_over(
         content = codec.pack((*told[:place], amiss, *told[place + 1 :]))
         beside.write_bytes(summing._MAGIC + crc32(content).to_bytes(summing._SUM, "little") + content)
         path.write_bytes(data)
-        other = Writer(path, setup())
+        other = LedgerWriter(path, setup())
         other.close()
         assert other.account.states == whole.account.states
     beside.write_bytes(summary)
     path.write_bytes(data[: len(data) // 2])
-    Writer(path, setup()).close()
+    LedgerWriter(path, setup()).close()
     assert fr.Ledger(path).drawn < len(whole.account.states)
     path.write_bytes(data[:600] + bytes([data[600] ^ 1]) + data[601:])
     with pytest.raises(LedgerError, match="is damaged at byte"):
-        Writer(path, setup())
+        LedgerWriter(path, setup())
 
 
 def test_one_process_at_a_time_writes_a_ledger(tmp_path: Path) -> None:
     first = write_some(tmp_path / "some.ledger")
     with pytest.raises(LedgerError, match=r"writes the ledger .*some.ledger, and one at a time does"):
-        Writer(tmp_path / "some.ledger", setup())
-    code = "import sys; from test_ledger import *; Writer(sys.argv[1], setup())"
+        LedgerWriter(tmp_path / "some.ledger", setup())
+    code = "import sys; from test_ledger import *; LedgerWriter(sys.argv[1], setup())"
     run = [sys.executable, "-c", code, str(tmp_path / "some.ledger")]
     path = {**os.environ, "PYTHONPATH": PYTHONPATH}
     other = subprocess.run(run, env=path, capture_output=True, text=True, timeout=60, check=False)
@@ -286,7 +286,7 @@ def test_one_process_at_a_time_writes_a_ledger(tmp_path: Path) -> None:
     fr.Ledger(tmp_path / "some.ledger")
     first.close()
     first.close()
-    Writer(tmp_path / "some.ledger", setup()).close()
+    LedgerWriter(tmp_path / "some.ledger", setup()).close()
 
 
 def test_a_forked_child_has_no_part_in_a_ledger(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_forked_child_has_no_part_in_a_ledger(tmp_path: Path) -> None:
         os._exit(0)
     os.read(there, 1)
     writer.close()
-    Writer(tmp_path / "some.ledger", setup()).close()
+    LedgerWriter(tmp_path / "some.ledger", setup()).close()
     os.write(write, b"x")
     os.waitpid(child, 0)
     for end in (read, write, there, here):
@@ -310,9 +310,9 @@ def test_a_forked_child_has_no_part_in_a_ledger(tmp_path: Path) -> None:
 def test_a_ledger_of_another_trainer_is_refused_and_of_another_policy_gone_on_with(tmp_path: Path) -> None:
     write_some(tmp_path / "some.ledger").close()
     with pytest.raises(LedgerError, match="is of trainer 'model' with 1 local steps, not of 'other' with 1"):
-        Writer(tmp_path / "some.ledger", setup(trainer="other"))
+        LedgerWriter(tmp_path / "some.ledger", setup(trainer="other"))
     other = setup(policy={"class": "AllOf"}, replicas=4)
-    Writer(tmp_path / "some.ledger", other).close()
+    LedgerWriter(tmp_path / "some.ledger", other).close()
     assert fr.Ledger(tmp_path / "some.ledger").setup == other
 
 

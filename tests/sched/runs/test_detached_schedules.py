@@ -25,7 +25,7 @@ from flowrt.base.errors import LedgerError
 from flowrt.base.valueclass import valueclass
 from flowrt.data.order import BatchOrder
 from flowrt.data.sources import Source
-from flowrt.ledger.writer import Writer
+from flowrt.ledger.writer import LedgerWriter
 from flowrt.sched.replica import reading
 from flowrt.sched.server import detached
 from flowrt.session.resting import Rests
@@ -179,18 +179,18 @@ async def clients_come_and_go(rng: random.Random, length: Length, deaths: int = 
 @contextmanager
 def killed_as_it_writes(world: World, epoch: str, records: int) -> Iterator[None]:
     """A client is killed as it is about to write a record to its ledger, after so many."""
-    written, append = itertools.count(), Writer._append
+    written, append = itertools.count(), LedgerWriter._append
 
-    def write(writer: Writer, record: Any) -> None:
+    def write(writer: LedgerWriter, record: Any) -> None:
         if writer is world.clients[epoch]._ledger and next(written) == records:
             world.kill_client(epoch)
         append(writer, record)
 
-    Writer._append = write  # type: ignore[method-assign]
+    LedgerWriter._append = write  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Writer._append = append  # type: ignore[method-assign]
+        LedgerWriter._append = append  # type: ignore[method-assign]
 
 
 async def one_client(seen: Seen, rng: random.Random, length: Length, epoch: str) -> None:
