@@ -69,7 +69,7 @@ with _passed_over():  # modules hold much and drop nothing: the collector would 
     from flowrt.typed import Operand, Result, op
 
 if _typing.TYPE_CHECKING:
-    from flowrt import data, delays, devices, launch, onnx, serving, train
+    from flowrt import data, delays, devices, launch, onnx, serving, summary, train
     from flowrt.cluster.cluster import ClusterSpec, LocalCluster
     from flowrt.ledger import Ledger
     from flowrt.loss_scaling import LossScaled
@@ -90,6 +90,7 @@ _LATER = {
     "onnx": "flowrt.onnx",
     "serving": "flowrt.serving",
     "simulate": "flowrt.simulation",
+    "summary": "flowrt.summary",
     "train": "flowrt.train",
 }
 
@@ -169,5 +170,6 @@ __all__ = [
     "placement",
     "serving",
     "simulate",
+    "summary",
     "train",
 ]

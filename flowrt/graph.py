@@ -217,12 +217,12 @@ class Graph:
 
     @fitting
     def __init__(self, seed: int | None = None) -> None:
-        self.seed = seed
+        self.seed, self.finalized = seed, False
         self.nodes: list[Node] = []
         self._by_name: dict[str, Node] = {}  # those that were there when one was last asked for
         self.derived: dict[Any, Any] = {}  # what passes find out once it is finalized, for all steps
         self.resources: dict[tuple[str, str], Resource] = {}
-        self.finalized = False
+        self.summaries: dict[Any, Tensor] = {}  # what it tells of each step, by what `flowrt.summary` calls it
         self.variables: list[Any] = []
         self._names: dict[str, int] = {}
         self._claimed: dict[str, int] = {}

@@ -126,10 +126,11 @@ ROOMS = [
     ],
     ["net/wire", "net/stream", "net/door", "net", "net/node", "net/master"],
     ["base", "op", "operators", "graph", "ops/structure", "cluster", "session", "train"],
+    ["base", "op", "operators", "graph", "ops", "summary/told", "summary/events", "summary"],
     ["base", "cluster", "launch"],
 ]
 MOST_FILES = 20  # in a room
-WITH_ROOMS = ["base", "cluster", "kernels", "net", "onnx", "sched", "session", "tracing"]
+WITH_ROOMS = ["base", "cluster", "kernels", "net", "onnx", "sched", "session", "summary", "tracing"]
 GPUS = [f"kernels/{name}" for name in ("cuda", "cuda_driver", "cuda_functions", "cuda_fused", "cuda_gpu", "simulator")]
 WITHOUT_A_COMPILER = ["kernels/store/loading", "kernels/store/surroundings"]  # where they cannot do their work without
 # module → the only places that may import it
@@ -142,6 +143,9 @@ OWNERS = {
     "cryptography": ["net/door/certificates", "cluster/keys"],
     "msgpack": ["base/codec"],
     "fsspec": ["checkpoints/remote"],
+    "tensorboard": ["summary/events", "summary/event_file", "summary/graph_def", "summary/training"],
+    "google_crc32c": ["summary/event_file"],
+    "PIL": ["summary/events"],
     "pyarrow": ["delays/parquet", "data/parquet_files"],
     "threading": [
         "sched/host/lanes",
@@ -160,6 +164,8 @@ OWNERS = {
         "kernels/cuda_driver",
         "kernels/simulator",
         "launch/ray_node",
+        "summary/event_file",
+        "summary/writer",
     ],
     "concurrent": ["sched/host/lanes"],
     "uvloop": ["session/blocking"],

@@ -213,8 +213,10 @@ class Built:
                 name: placeholder(s.dtype, s.dims, name=name) for name, s in self.inputs.items()
             }
             copies = LocalCopies(source) if self.outer is not None else None
+            before = len(self.graph.summaries)
             with variables_from(copies or source):
                 loss, metrics = _loss_and_metrics(loss_fn(Inputs(inputs)), who)
+                metrics |= _told_beside(self.graph, before, metrics, who)
                 if self.scale is not None:
                     self.scale.variable()
             if isinstance(source, LaterCopy):
@@ -364,6 +366,22 @@ def _loss_and_metrics(answer: Any, who: str) -> tuple[Tensor, dict[str, Tensor]]
     if not isinstance(metrics, Mapping):
         raise SpecError(f"{user_site()}: the metrics of {who} are {{name: metric}}, not {shortened(metrics)}")
     return found, {name: as_value(metric) for name, metric in metrics.items()}
+
+
+def _told_beside(graph: Graph, before: int, metrics: Mapping[str, Tensor], who: str) -> dict[str, Tensor]:
+    """What loss_fn told by `fr.summary.scalar`: metrics, as each replica tells it, by names within its scope."""
+    found: dict[str, Tensor] = {}
+    for told in list(graph.summaries)[before:]:
+        name = told.name.removeprefix(current_scope().prefix)
+        if told.kind != "scalar":
+            raise GraphError(
+                f"{user_site()}: loss_fn of {who} tells the {told.kind} {name!r}; what each replica computes for "
+                "itself is told as scalars alone. Tell of the trainer's variables once it is built"
+            )
+        if name in metrics:
+            raise GraphError(f"{user_site()}: loss_fn of {who} answers the metric {name!r}, and tells it, too")
+        found[name] = graph.summaries.pop(told)
+    return found
 
 
 def _moved(tower: Tower) -> list[str]:
