@@ -306,7 +306,7 @@ def test_places_are_no_frame_for_who_shares_no_memory() -> None:
 # ── how a frame is written ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("sizes", [[frames._ONE_WRITE], [1, frames._ONE_WRITE - 1]])
+@pytest.mark.parametrize("sizes", [[frames.ONE_WRITE], [1, frames.ONE_WRITE - 1]])
 def test_as_many_bytes_as_are_cheap_to_copy_are_one_write_and_one_more_is_not(sizes: list[int]) -> None:
     pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
     assert joined(pieces) == b"".join(pieces)

@@ -54,8 +54,11 @@ few bytes, and else these."""
 _NOTHING: Tail = (0, 0, b"", [])
 
 
-def tail(arrays: Sequence[Any], limits: Limits = FRAME) -> Tail | None:
-    """What follows the head of a frame with these arrays; None for what is none: see `frame`."""
+def tail(arrays: Sequence[Any], limits: Limits = FRAME, few: int = _JOINED) -> Tail | None:
+    """What follows the head of a frame with these arrays; None for what is none: see `frame`.
+
+    They are joined up to so many bytes as are ``few``: more pay where several frames have this tail.
+    """
     if not arrays:
         return _NOTHING
     table, nbytes = b"", 0
@@ -67,7 +70,7 @@ def tail(arrays: Sequence[Any], limits: Limits = FRAME) -> Tail | None:
         nbytes += array.nbytes
     if len(arrays) > limits.arrays or nbytes > limits.array_bytes:
         return None
-    if nbytes <= _JOINED:
+    if nbytes <= few:
         return len(arrays), len(table), b"".join([table, *map(np.ndarray.tobytes, arrays)]), []
     return len(arrays), len(table), table, [*map(codec.bytes_of, arrays)]
 

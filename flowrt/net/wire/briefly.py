@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import BrokenStream
-from flowrt.net.wire import brief, steps
+from flowrt.net.wire import brief, frames, steps
 from flowrt.sched.drivers.messages import (
     Allow,
     Batch,
@@ -98,12 +98,12 @@ _last: tuple[Any, brief.Tail | None] = (None, None)  # values that were told las
 
 
 def _tail_of(values: tuple[Any, ...]) -> brief.Tail | None:
-    """What follows the head of a version with these values: what all replicas are told is written once, if short."""
+    """What follows the head of a version with these values: what all replicas are told is joined once, if short."""
     global _last
     known, behind = _last
     if values is known:
         return behind
-    behind = brief.tail(values)
+    behind = brief.tail(values, few=frames.ONE_WRITE)
     if behind is not None and not behind[-1]:
         _last = values, behind
     return behind

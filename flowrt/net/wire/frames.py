@@ -39,7 +39,7 @@ _PREFIX = struct.Struct("<I")
 _PLACED = 1 << 31  # in the length of a header: places follow it
 _PLACE = struct.Struct("<IQQ")
 _SMALL = 1 << 14  # pieces up to this are cheaper to copy than to hand to the kernel one by one
-_ONE_WRITE = 1 << 17  # bytes of a frame that are cheaper to copy than to write, and be woken for, piece by piece
+ONE_WRITE = 1 << 17  # bytes of a frame that are cheaper to copy than to write, and be woken for, piece by piece
 _DIRECT = 1 << 14  # an array that lacks fewer bytes than this is completed through the window, with what follows it
 _NOTHING = memoryview(b"")
 _UNBOUNDED = 1 << 62
@@ -108,9 +108,9 @@ def placed(pieces: Sequence[Piece], lend: Lend) -> Sequence[Piece]:
 
 def joined(pieces: Sequence[Piece]) -> Piece | None:
     """``pieces`` as one write, if they are few bytes; else None."""
-    if len(pieces) == 1 and len(pieces[0]) <= _ONE_WRITE:
+    if len(pieces) == 1 and len(pieces[0]) <= ONE_WRITE:
         return pieces[0]
-    return b"".join(pieces) if sum(map(len, pieces)) <= _ONE_WRITE else None
+    return b"".join(pieces) if sum(map(len, pieces)) <= ONE_WRITE else None
 
 
 def writes(pieces: Sequence[Piece], size: int) -> Iterator[Piece]:
