@@ -30,6 +30,7 @@ SIDES = {
     "flowrt": ("flowrt", ""),
     "flowrt-ahead": ("flowrt", "ahead"),
     "flowrt-tcp": ("flowrt", "tcp"),
+    "flowrt-shares": ("flowrt", "shares"),
     "sockets": ("sockets", ""),
     "gloo-ps": ("torch", "ps"),
     "gloo-allreduce": ("torch", "allreduce"),
@@ -45,7 +46,7 @@ WHAT = {
     "rows-256MB": "32 rows of a table of 1,000,000",
     "rows-2.5GB": "32 rows of a table of 10,000,000",
 }
-DENSE_ONLY = {"gloo-allreduce"}
+DENSE_ONLY = {"gloo-allreduce", "flowrt-shares"}
 WHOLE_TABLE_IN_EACH = {"ddp"}  # left out where a table is of gigabytes
 ROW_FLOATS = null_data.ROWS_A_STEP * null_data.WIDTH
 

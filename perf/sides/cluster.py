@@ -14,9 +14,10 @@ SERVER = "/job:ps/task:0"
 
 
 def roles(cluster: fr.LocalCluster) -> dict[str, int]:
-    """The process of each role."""
+    """The process of each role; where workers hold the variables, there is no server."""
     pids = {task: process.pid for task, process in cluster.processes.items()}
-    return {"server": pids.pop(SERVER), **p.workers(list(pids.values())), "client": os.getpid()}
+    server = {"server": pids.pop(SERVER)} if SERVER in pids else {}
+    return {**server, **p.workers(list(pids.values())), "client": os.getpid()}
 
 
 async def messages(cluster: fr.LocalCluster, session: fr.Session) -> dict[str, int]:
@@ -24,4 +25,5 @@ async def messages(cluster: fr.LocalCluster, session: fr.Session) -> dict[str, i
     master = session._open_here()._master
     sent = {task: told["messages"] for task, told in (await master.statistics()).items()}
     workers = [sent[task] for task in cluster.processes if task != SERVER]
-    return {"server": sent[SERVER], **p.workers(workers), "client": master._local.messages}
+    server = {"server": sent[SERVER]} if SERVER in sent else {}
+    return {**server, **p.workers(workers), "client": master._local.messages}

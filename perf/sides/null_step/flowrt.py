@@ -2,6 +2,7 @@
 
 ahead    the same with ``ahead=8``: the nodes need not wait for the client
 tcp      the same by sockets, as between hosts
+shares   by sockets, without a server: each worker holds a share of the variables, as in an all-reduce
 """
 
 from __future__ import annotations
@@ -20,25 +21,29 @@ from sides.null_step import data as d
 import flowrt as fr
 
 AHEAD = 8
+SOCKETS = ("tcp", "shares")
 
 
 def build(a: p.Settings) -> tuple[fr.Graph, fr.train.Replicated, fr.Tensor]:
     """The graph, its trainer, and what is compared in the end."""
     rows = a.workload in d.TABLES
     inputs = {"ids": fr.Spec("int32", (d.ROWS_A_STEP,))} if rows else {"one": fr.Spec("float32", ())}
+    shares, on = (a.workers, "/job:worker/task:{}") if a.variant == "shares" else (1, "/job:ps/task:{}")
 
     def loss_fn(given: dict[str, fr.Tensor]) -> fr.Tensor:
         if rows:
             table = fr.Variable(fr.ones((d.TABLES[a.workload], d.WIDTH)), name="table")
             return 0.5 * fr.sum(fr.square(fr.nn.embedding_lookup(table, given["ids"])))
-        w = fr.Variable(fr.ones((d.floats(a.workload),)), name="w")
-        return 0.5 * fr.sum(fr.square(w)) * given["one"]
+        size = max(1, d.floats(a.workload) // shares)
+        squares = [fr.sum(fr.square(fr.Variable(fr.ones((size,)), name=f"w{share}"))) for share in range(shares)]
+        return 0.5 * fr.add_n(squares) * given["one"]
 
     with fr.Graph() as graph:
         rate = d.ROW_RATE if rows else d.RATE
-        trainer = fr.train.Replicated(loss_fn, inputs, fr.optim.SGD(rate), replicas=a.workers)
-        with fr.device("/job:ps/task:0"):
-            (variable,) = trainer.variables
+        where = {"servers": shares, "server_device": on}
+        trainer = fr.train.Replicated(loss_fn, inputs, fr.optim.SGD(rate), replicas=a.workers, **where)
+        variable = trainer.variables[-1]
+        with fr.colocate_with(variable):
             probed = (
                 fr.take(variable, fr.constant(d.probes(a.workload, a.workers)), axis=0)[:, 0] if rows else variable[-1:]
             )
@@ -54,11 +59,12 @@ def batches(a: p.Settings) -> Iterator[dict[str, Any]]:
 
 
 async def serve(a: p.Settings) -> None:
-    if a.variant == "tcp":
+    if a.variant in SOCKETS:
         os.environ["FLOWRT_TRANSPORT"] = "tcp"
     graph, trainer, probed = build(a)
     ahead = AHEAD if a.variant == "ahead" else 0
-    async with fr.LocalCluster(ps=1, worker=a.workers) as cluster, fr.Session(graph, cluster=cluster) as session:
+    servers = {} if a.variant == "shares" else {"ps": 1}
+    async with fr.LocalCluster(**servers, worker=a.workers) as cluster, fr.Session(graph, cluster=cluster) as session:
         reports = trainer.steps(session, batches(a), ahead=ahead)
 
         async def right(steps: int) -> bool:
