@@ -24,12 +24,12 @@ from flowrt.sched.host.memory import amount
 from flowrt.sched.host.segments import LARGE
 from flowrt.sched.loops.nesting import whole
 from flowrt.sched.loops.pieces import fed_to, find_pieces
-from flowrt.sched.loops.scalar_loops import why_launches
+from flowrt.sched.loops.scalar_loops import in_one_kernel
 from flowrt.sched.loops.structured import LOOP, STRUCTURED
 from flowrt.sched.regions.lives import DataDependent, infer
 from flowrt.sched.regions.regions import CONSTANT
 from flowrt.sched.tape.recording import record
-from flowrt.sched.units import BRING, Action, breaks_tape, find_units
+from flowrt.sched.units import BRING, Action, action_of, breaks_tape, connect, find_units
 from flowrt.session.feeds import copied_bytes, fed_spec
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from flowrt.session.step import Step
 
 MAX_ROWS = 20
+FEW = 4  # nodes that are named in one row
 
 Way: TypeAlias = "Callable[[str, str], str]"
 
@@ -223,7 +224,7 @@ def _report(plan: Plan, feeds: Sequence[Spec], tapes: bool, held: int, predict: 
         tuple(_tape(plan, region, feeds) for region in regions),
         (*missing, *(f"broken by {node.where()}, which the machine runs: {_why(node)}" for node in broken)),
         tuple(_fusion(node) for node in plan.nodes if node.op in PROGRAMS),
-        tuple(_loops(plan, feeds)),
+        tuple(_loops(plan, units, feeds)),
         None if found.left_out else held + found.peak,
         held,
         found.left_out,
@@ -271,8 +272,8 @@ def _fusion(node: PlanNode) -> str:
     return f"{node.where()}: {', '.join(f'{op} x{count}' for op, count in members.items())}"
 
 
-def _loops(plan: Plan, feeds: Sequence[Spec]) -> Iterator[str]:
-    """What each loop of a tape comes to, as far as shapes tell."""
+def _loops(plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec]) -> Iterator[str]:
+    """What an iteration of each loop comes to, as far as shapes tell."""
     known = [*feeds, *plan.value_specs()[len(feeds) :]]
     for node in plan.nodes:
         if node.op != LOOP or breaks_tape(node):
@@ -282,13 +283,40 @@ def _loops(plan: Plan, feeds: Sequence[Spec]) -> Iterator[str]:
             yield f"{node.where()}: it depends on the shapes fed"
             continue
         yield f"{node.where()}: {_pace(node, inputs)}"
+    framed = any(node.op == "enter" for node in plan.nodes)
+    for frame in connect(plan, units).topology.frames[1:] if framed else ():
+        yield f"loop {frame.name!r}: {_framed(plan, [units[n] for n in frame.nodes], feeds)}"
+
+
+def _framed(plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec]) -> str:
+    """What an iteration that the machine goes through comes to."""
+    tapes = [_tape(plan, unit.region, feeds) for unit in units if unit.region is not None]
+    alone = [plan.nodes[unit.nodes[0]] for unit in units if unit.region is None]
+    ops = ", ".join(f"{op} x{count}" for op, count in Counter(node.op for node in alone).items())
+    waiting = [node for node in alone if action_of(node) is Action.EFFECT]
+    effects = f", among them {_named(waiting)}" if waiting else ""
+    broken = f"broken by {len(alone)} nodes that the machine runs ({ops}){effects}"
+    return f"{len(tapes)} tapes an iteration, {_cost(tapes)}, {broken}"
+
+
+def _cost(tapes: Sequence[TapeReport]) -> str:
+    """What tapes take, as far as their shapes are known."""
+    known = [tape.seconds for tape in tapes if tape.seconds is not None]
+    left = len(tapes) - len(known)
+    return _seconds(sum(known)) + f" and what {left} of unknown sizes take" * bool(left)
+
+
+def _named(nodes: Sequence[PlanNode]) -> str:
+    """The first of some nodes, and how many more there are."""
+    more = [f"{len(nodes) - FEW} more"] if len(nodes) > FEW else []
+    return ", ".join([*[node.where() for node in nodes[:FEW]], *more])
 
 
 def _pace(node: PlanNode, inputs: Sequence[Spec]) -> str:
     """What computes an iteration of a loop on such inputs."""
-    reason = why_launches(inputs, node.attrs)
-    if reason is None:
-        return "one kernel"
+    reason = in_one_kernel(inputs, node.attrs)
+    if isinstance(reason, float):
+        return f"one kernel, {_seconds(reason)} an iteration"
     feeds = tuple([PlanFeed(f"input {place}", spec) for place, spec in enumerate(inputs)])
     alone = Plan("", (replace(node, inputs=tuple(range(len(inputs))), control=()),), feeds)
     try:
@@ -297,16 +325,27 @@ def _pace(node: PlanNode, inputs: Sequence[Spec]) -> str:
         return f"{_pieces(node, inputs)}, as sizes change with values: {error}"
     except GraphError as error:
         return f"one operation after another: {error}"
-    return f"several launches an iteration, as it has {reason}"
+    body, fed = next(fed_to(node, inputs, infer(node, inputs)))
+    made = record(body, whole(body, node.device), fed)
+    taken = _seconds(made.predicted_seconds)
+    return f"several launches an iteration: {len(made.launches)}, {taken}, as it has {reason}"
 
 
 def _pieces(node: PlanNode, inputs: Sequence[Spec]) -> str:
     """What an iteration of a loop comes to that is no launch."""
     body, fed = next(fed_to(node, inputs, infer(node, inputs)))
     pieces = find_pieces(body, whole(body, node.device), fed)
-    varying = [body.nodes[n].op for piece in pieces if piece.varies for n in piece.region.nodes]
-    tapes, alone = sum(not piece.varies for piece in pieces), sum(op != CONSTANT for op in varying)
-    return f"{tapes} tapes an iteration, and {alone} operations one after another until their sizes come again"
+    varying = [body.nodes[n] for piece in pieces if piece.varies for n in piece.region.nodes]
+    alone = [node for node in varying if node.op != CONSTANT]
+    tapes = [_tape(body, piece.region, fed) for piece in pieces if not piece.varies]
+    return (
+        f"{len(tapes)} tapes an iteration, and {len(alone)} operations one after another until their sizes come again, "
+        f"which break them ({_named(alone)}); the tapes take {_cost(tapes)}"
+    )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.3g} µs"
 
 
 def _tape(plan: Plan, region: Region, feeds: Sequence[Spec]) -> TapeReport:

@@ -11,7 +11,7 @@ from loop_world import step_of
 import flowrt as fr
 from flowrt.kernels.composite.iteration import Lookup, make_iteration
 from flowrt.kernels.store import background
-from flowrt.sched.loops.scalar_loops import why_launches
+from flowrt.sched.loops.scalar_loops import in_one_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,7 +272,7 @@ def test_tables_of_any_size_share_a_kernel_and_rows_that_are_long_do_not_fit() -
         looped(9, lambda i, v: v + fr.sum(fr.take(x, i)), np.float32(0))
     node = graph.nodes[-1]
     assert node.op.name == "loop"
-    assert "a value of 300 entries" in str(why_launches([t.spec for t in node.inputs], node.attrs))
+    assert "a value of 300 entries" in str(in_one_kernel([t.spec for t in node.inputs], node.attrs))
 
 
 def test_a_table_of_any_size_is_planned_without_memory_of_its_size() -> None:

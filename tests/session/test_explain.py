@@ -79,4 +79,42 @@ async def test_explain_says_what_of_a_loop_runs_op_by_op_as_its_slices_change_wi
         told = [str(await session.explain(rows)) for rows in (sliced, masked)]
     assert "2 tapes an iteration, and 2 operations one after another until their sizes come again" in told[0]
     assert "slice" in told[0].partition("change with values: ")[2].splitlines()[0]
-    assert "several launches an iteration" in told[1]
+    assert "several launches an iteration: " in told[1]
+
+
+async def test_explain_says_what_an_iteration_takes_and_what_breaks_its_tapes() -> None:
+    def loop(turn: Any, start: Any) -> Any:
+        return fr.while_loop(
+            lambda i, _: i < 9, lambda i, y: (i + 1, turn(i, y)), (fr.constant(0), start), name="turns"
+        )
+
+    with fr.Graph() as graph:
+        queue = fr.FIFOQueue(9, "float32", shapes=[(64, 64)], name="q")
+
+        def put(i: Any, y: Any) -> Any:
+            with fr.control_dependencies([queue.enqueue(y)]):
+                return y @ y
+
+        loops = [
+            loop(lambda i, y: y * 0.5, fr.constant(1.0)),
+            loop(lambda i, y: y @ y, fr.ones((64, 64))),
+            loop(lambda i, y: y @ y + fr.mean(y[: i + 1] @ y), fr.ones((64, 64))),
+            loop(put, fr.ones((64, 64))),
+        ]
+    async with fr.Session(graph) as session:
+        told = [(await session.explain(y[1])).tasks[0].loops for y in loops]
+    assert [len(each) for each in told] == [1] * 4
+    kernel, launches, pieces, framed = (each[0] for each in told)
+    assert _microseconds(kernel) < 0.1
+    product = _microseconds(launches)
+    assert product > 5, "2 * 64 ** 3 operations"
+    assert "tapes an iteration" in pieces
+    assert "slice" in pieces.partition("which break them (")[2].partition("; the tapes")[0]
+    assert _microseconds(pieces) > product
+    assert "which the machine runs" not in framed
+    assert "among them enqueue 'turns" in framed
+    assert abs(_microseconds(framed) - product) < 1
+
+
+def _microseconds(text: str) -> float:
+    return float(text.partition(" µs")[0].rpartition(" ")[2])

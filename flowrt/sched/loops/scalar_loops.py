@@ -21,15 +21,14 @@ from flowrt.sched.loops.structured import longest_seconds
 from flowrt.sched.loops.unrolled import SECONDS_PER_MEMBER, unroll_loop
 
 
-def why_launches(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> str | None:
-    """What keeps a loop on such inputs from being one kernel; None where it is one."""
+def in_one_kernel(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> float | str:
+    """The seconds of an iteration of a loop on such inputs, if it is one kernel; else what keeps it from being one."""
     try:
-        _program(inputs, attrs)
+        return _program(inputs, attrs)[2]
     except Unfit as reason:
         return str(reason)
     except (GraphError, ValueError) as error:
         return f"a body that does not fit: {error}"
-    return None
 
 
 def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Application | None:
