@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import behind
 import kept
 import pytest
 import settled
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A project of its own, and how a file is put there that was written so many seconds before this process began."""
     monkeypatch.setenv("FLOWRT_CACHE", str(tmp_path / "cache"))
-    for module in (kept, settled):
+    for module in (behind, kept, settled):
         monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(settled, "MODULES", [str(tmp_path / "worlds")])
+    monkeypatch.setattr(behind, "MODULES", [str(tmp_path / "worlds")])
 
     def written(name: str, text: str, before: float = 60.0) -> Path:
         path = tmp_path / name
@@ -28,7 +29,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
         path.write_text(text)
         os.utime(path, (settled.BEGAN - before,) * 2)
         settled._passed.cache_clear()
-        settled.files_behind.cache_clear()
+        behind.files_behind.cache_clear()
         return path
 
     return written
@@ -38,7 +39,7 @@ def test_behind_a_module_is_what_it_imports_anywhere_and_what_that_imports(write
     module = write("test_some.py", "import os\nfrom worlds_one import thing\ndef f():\n    import pack.inner\n")
     write("other.py", "")
     write("pack/__init__.py", "import other")
-    behind = {
+    files = {
         module,
         write("worlds/worlds_one.py", "from pack import outer\nimport test_some"),
         write("pack/inner.py", ""),
@@ -46,14 +47,14 @@ def test_behind_a_module_is_what_it_imports_anywhere_and_what_that_imports(write
         write("pack/__init__.py", "import other"),
         write("other.py", ""),
     }
-    assert settled.files_behind(module) == behind
+    assert behind.files_behind(module) == files
 
 
 def test_a_packages_own_file_counts_where_it_is_named(write: Callable[..., Path]) -> None:
     module, named = write("test_some.py", "import pack.inner"), write("test_named.py", "from pack import VALUE")
     package, inner = write("pack/__init__.py", "VALUE = 1"), write("pack/inner.py", "")
-    assert settled.files_behind(module) == {module, inner}
-    assert settled.files_behind(named) == {named, package}
+    assert behind.files_behind(module) == {module, inner}
+    assert behind.files_behind(named) == {named, package}
 
 
 def test_what_passed_need_not_run_again_until_a_file_behind_it_changes(write: Callable[..., Path]) -> None:

@@ -1,8 +1,8 @@
 """What a world found, kept where kernels are for as long as nothing changes that it was found with.
 
-A world that takes a minute computes the same of the same files: those of the project that its process had loaded by
+A world that takes a minute computes the same of the same files: those `behind` its own that its process had loaded by
 its end, which it tells, what compiled and ran them, and on which processor. A run of the suite after a change of
-something else need not find it again.
+something else need not find it again: `import flowrt` loads all of it, most of which a world of kernels never asks.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import json
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from places import ROOT, TESTS
+from behind import files_behind
+from places import ROOT
 
-from flowrt.base.package import PACKAGE
 from flowrt.kernels.store.objects import cache_folder
 from flowrt.kernels.store.surroundings import identity
 
@@ -30,16 +31,23 @@ MOST = 8  # of a world: several trees share the folder
 
 def tell(found: dict[str, Any]) -> None:
     """Print what this process found as JSON, and of which files."""
-    places = [Path(getattr(module, "__file__", None) or "/").absolute() for module in tuple(sys.modules.values())]
-    mine = {str(place.relative_to(ROOT)) for place in places if PACKAGE in place.parents or TESTS in place.parents}
-    json.dump({**found, "files": sorted(mine)}, sys.stdout)
+    loaded = {module.__file__ for module in tuple(sys.modules.values()) if getattr(module, "__file__", None)}
+    behind = files_behind(Path(sys.modules["__main__"].__file__ or "").absolute())
+    mine = sorted(str(place.relative_to(ROOT)) for place in behind if str(place) in loaded)
+    json.dump({**found, "files": mine}, sys.stdout)
 
 
 def digest(files: Iterable[str]) -> str:
     """Of what these files say now, and of all else that is computed with."""
-    gpus = sorted((d.name.lower(), d.version) for d in distributions() if d.name.lower().startswith(("nvidia", "cuda")))
-    parts = [f"{identity()}{gpus}".encode(), *(part for name in files for part in (name.encode(), _bytes(name)))]
+    around = f"{identity()}{_gpu_packages()}".encode()
+    parts = [around, *(part for name in files for part in (name.encode(), _bytes(name)))]
     return sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()[:32]
+
+
+@cache
+def _gpu_packages() -> list[tuple[str, str]]:
+    named = ((each.name.lower(), each.version) for each in distributions())
+    return sorted((name, version) for name, version in named if name.startswith(("nvidia", "cuda")))
 
 
 def _bytes(name: str) -> bytes:

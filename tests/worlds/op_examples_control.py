@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from example import Example, normal
 
-import flowrt as fr
+import flowrt.ops as fr
 from flowrt.base.spec import Spec
+from flowrt.graph import control_dependencies
 from flowrt.ops import flow
 
 
@@ -54,7 +55,7 @@ def counting(x: Any) -> Any:
     v = fr.Variable(np.int64(0))
 
     def turn(i: Any) -> Any:
-        with fr.control_dependencies([v.assign_add(np.int64(1))]):
+        with control_dependencies([v.assign_add(np.int64(1))]):
             return i + 1
 
     return fr.while_loop(lambda i: i < x, turn, np.int64(0))

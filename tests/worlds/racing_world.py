@@ -18,7 +18,7 @@ from numba import cuda as numba_cuda
 from op_examples import EXAMPLES
 from watched_memory import Watch, Watched, install
 
-import flowrt as fr
+import flowrt.ops as fr
 from flowrt.base.spec import Spec
 from flowrt.kernels import cuda
 from flowrt.kernels.language.table import KERNELS, Form
