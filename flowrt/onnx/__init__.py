@@ -14,10 +14,11 @@ from flowrt.base.familiar import absent as _absent
 if _TYPE_CHECKING:
     from flowrt.onnx import backend
     from flowrt.onnx.loading import LoadedModel, load
+    from flowrt.onnx.saving import save
 
-__all__ = ["LoadedModel", "backend", "load"]
+__all__ = ["LoadedModel", "backend", "load", "save"]
 
-_PLACES = {"LoadedModel": "loading", "load": "loading"}
+_PLACES = {"LoadedModel": "loading", "load": "loading", "save": "saving"}
 
 
 def __getattr__(name: str) -> _Any:

@@ -1,0 +1,255 @@
+"""Going through a graph node by node, and writing what ONNX has for each.
+
+Law: a function of the table gets an `AppliedOp`, adds nodes and answers the names of its outputs, or raises
+`Unwritable`. What cannot be written leaves its outputs unwritten; all of it is told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import helper, numpy_helper
+
+from flowrt.base.spec import Spec, value_known
+from flowrt.onnx.types import Array, element_of
+
+if TYPE_CHECKING:
+    from flowrt.base.plan import Plan
+    from flowrt.graph import Tensor
+
+WRITERS: dict[str, Callable[[AppliedOp], Any]] = {}
+"""What writes a node, by flowrt's op."""
+
+
+class Unwritable(Exception):
+    """A node that ONNX cannot say, and why; empty where that was noted already."""
+
+
+def writes(*ops: str) -> Callable[[Callable[[AppliedOp], Any]], Callable[[AppliedOp], Any]]:
+    """Decorator: the function writes nodes of these ops."""
+
+    def enter(function: Callable[[AppliedOp], Any]) -> Callable[[AppliedOp], Any]:
+        WRITERS.update(dict.fromkeys(ops, function))
+        return function
+
+    return enter
+
+
+@dataclass
+class Shared:
+    """What the graphs of one model have in common: weights, names that are taken, refusals, what is known of values.
+
+    ``channels_first`` is, for the name of images, that of the same with their channels first.
+    """
+
+    weights: dict[str, Array] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    refusals: dict[str, None] = field(default_factory=dict)
+    channels_first: dict[str, str] = field(default_factory=dict)
+    same: dict[tuple[Any, ...], str] = field(default_factory=dict)
+
+    def fresh(self, name: str) -> str:
+        """``name``, numbered if it is taken."""
+        found, number = name, 1
+        while found in self.names:
+            found, number = f"{name}_{number}", number + 1
+        self.names.add(found)
+        return found
+
+
+class GraphWriter:
+    """Who writes the nodes of one graph of a model, or of a body inside of it."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.nodes: list[Any] = []
+
+    def add(self, op: str, inputs: Sequence[str | None], name: str, outputs: int = 1, **attrs: Any) -> Any:
+        """Write a node; answers the name of its output, or those of several."""
+        made = [self.shared.fresh(name if n == 0 else f"{name}:{n}") for n in range(outputs)]
+        given = [each or "" for each in inputs]
+        while given and not given[-1]:
+            given.pop()
+        self.nodes.append(helper.make_node(op, given, made, name=made[0], **attrs))
+        return made[0] if outputs == 1 else made
+
+    def constant(self, value: Any, dtype: Any = None, name: str = "constant") -> str:
+        """The name of a weight that holds ``value``: the same for the same small ones."""
+        array = np.ascontiguousarray(np.asarray(value, dtype)).reshape(np.shape(value))
+        key = (array.dtype.str, array.shape, array.tobytes()) if array.nbytes <= 1024 and name == "constant" else None
+        if key is not None and key in self.shared.same:
+            return self.shared.same[key]
+        called = self.shared.fresh(name)
+        self.shared.weights[called] = array
+        if key is not None:
+            self.shared.same[key] = called
+        return called
+
+    def known(self, name: str) -> Array | None:
+        """What a weight holds; None for what is no weight."""
+        return self.shared.weights.get(name)
+
+    def write(self, applied: Iterable[AppliedOp], values: dict[Any, str | None]) -> None:
+        """Write nodes in order; ``values`` are names by what stands for outputs, None for what could not be written."""
+        for one in applied:
+            names: Sequence[str | None] = ()
+            if None not in one.inputs:
+                try:
+                    found = self._written(one)
+                    names = [found] if isinstance(found, str) else list(found)
+                except Unwritable as error:
+                    if str(error):
+                        self.shared.refusals[f"{one.op} {one.name!r} ({one.site}): {error}"] = None
+            values.update((key, names[n] if n < len(names) else None) for n, key in enumerate(one.keys))
+
+    def _written(self, one: AppliedOp) -> Any:
+        if one.op not in WRITERS:
+            raise Unwritable(NEVER.get(one.op, "ONNX has nothing that says it"))
+        return WRITERS[one.op](one)
+
+
+NEVER: dict[str, str] = {}
+"""Ops that are not written, and why."""
+
+
+@dataclass
+class AppliedOp:
+    """A node to write: of a graph, or of a body. ``inputs`` are names, ``keys`` what its outputs are known by."""
+
+    writer: GraphWriter
+    op: str
+    name: str
+    site: str
+    attrs: Mapping[str, Any]
+    inputs: Sequence[str]
+    specs: Sequence[Spec]
+    answers: Sequence[Spec]
+    keys: Sequence[Any]
+
+    @property
+    def out(self) -> Spec:
+        """The spec of its first output."""
+        return self.answers[0]
+
+    def add(self, op: str, *inputs: str | None, outputs: int = 1, **attrs: Any) -> Any:
+        """Write a node that bears this one's name."""
+        return self.writer.add(op, inputs, self.name, outputs, **attrs)
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        """A weight beside it."""
+        return self.writer.constant(value, dtype)
+
+    def like(self, value: Any, index: int = 0) -> str:
+        """A scalar weight of the dtype of an input."""
+        return self.writer.constant(np.asarray(value, self.specs[index].dtype))
+
+    def ints(self, *values: int) -> str:
+        """A vector of int64."""
+        return self.writer.constant(np.asarray(values, np.int64).reshape(-1))
+
+    def known(self, index: int) -> Array | None:
+        """The entries of an input, where they are known."""
+        found = self.writer.known(self.inputs[index])
+        spec = self.specs[index]
+        if found is None and value_known(spec.value):
+            found = np.asarray(spec.value, spec.dtype)
+        return found
+
+    def rank(self, index: int = 0) -> int:
+        """The number of axes of an input, which must be known."""
+        dims = self.specs[index].dims
+        if dims is None:
+            raise Unwritable("the rank of its input is open; declare its shape")
+        return len(dims)
+
+    def cast(self, name: str, given: Any, wanted: Any) -> str:
+        """A value of one dtype as another."""
+        if np.dtype(given) == np.dtype(wanted):
+            return name
+        held = self.writer.known(name)
+        if held is not None and held.size <= 4096:
+            return self.writer.constant(held.astype(wanted))
+        made: str = self.add("Cast", name, to=element_of(np.dtype(wanted)))
+        return made
+
+    def input_as(self, dtype: Any, index: int = 0) -> str:
+        """An input as another dtype."""
+        return self.cast(self.inputs[index], self.specs[index].dtype, dtype)
+
+    def transposed(self, name: str, axes: Sequence[int]) -> str:
+        """A value with its axes in another order; of a weight, another weight."""
+        held = self.writer.known(name)
+        if list(axes) == list(range(len(axes))):
+            return name
+        if held is not None:
+            return self.writer.constant(held.transpose(axes), name=f"{name}/transposed")
+        made: str = self.add("Transpose", name, perm=list(axes))
+        return made
+
+    def reshaped(self, name: str, sizes: Sequence[int]) -> str:
+        """A value in a shape that is known, -1 for one size."""
+        held = self.writer.known(name)
+        if held is not None:
+            return self.writer.constant(held.reshape(sizes), name=f"{name}/reshaped")
+        made: str = self.add("Reshape", name, self.ints(*sizes))
+        return made
+
+
+def applied_of(writer: GraphWriter, nodes: Iterable[Any], names: dict[Tensor, str | None]) -> Iterable[AppliedOp]:
+    """A graph's nodes, one by one; ``names`` are those of tensors, and grow as nodes are written."""
+    for node in nodes:
+        yield AppliedOp(
+            writer,
+            node.op.name,
+            node.name,
+            str(node.site),
+            node.attrs,
+            [names[t] for t in node.inputs],  # type: ignore[misc]  # None is looked for before it is used
+            [t.spec for t in node.inputs],
+            [t.spec for t in node.outputs],
+            node.outputs,
+        )
+
+
+def written_body(
+    shared: Shared, plan: Plan, inputs: Sequence[str], specs: Sequence[Spec]
+) -> tuple[list[Any], list[str]]:
+    """A body's nodes, and the names of what it answers, each of which one of them makes."""
+    writer = GraphWriter(shared)
+    values: dict[Any, str | None] = dict(enumerate(inputs))
+    known = dict(enumerate(specs))
+    number = len(inputs)
+
+    def nodes() -> Iterable[AppliedOp]:
+        nonlocal number
+        for node in plan.nodes:
+            keys = list(range(number, number + len(node.outputs)))
+            number += len(keys)
+            given = [values[v] for v in node.inputs]
+            yield AppliedOp(
+                writer,
+                node.op,
+                node.name,
+                node.site,
+                node.attrs,
+                given,  # type: ignore[arg-type]  # as above
+                [known[v] for v in node.inputs],
+                list(node.outputs),
+                keys,
+            )
+            known.update(zip(keys, node.outputs, strict=True))
+
+    writer.write(nodes(), values)
+    found = [values[v] for v in plan.fetches]
+    if None in found:
+        raise Unwritable
+    answers = [writer.add("Identity", [name], "answer") for name in found]
+    return writer.nodes, answers
+
+
+def initializer(name: str, array: Array) -> Any:
+    """A weight of a model."""
+    return numpy_helper.from_array(array, name)
