@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx.version_converter
 from google.protobuf.message import DecodeError
 
 from flowrt.base.errors import GraphError, user_site
-
-OLDEST = 13
-"""The oldest opset whose operators are read."""
+from flowrt.onnx.converting import OLDEST, domain_of
 
 
 def model_from(given: Any) -> Any:
@@ -53,27 +50,6 @@ def _whole(model: Any) -> Any:
     if outside:
         raise GraphError(f"{user_site()}: {outside[0]!r} lies in a file beside the model; give the model's path")
     return model
-
-
-def domain_of(told: Any) -> str:
-    """The domain that a node or an opset is of: that of ONNX's own operators has two names."""
-    return "" if told.domain == "ai.onnx" else str(told.domain)
-
-
-def modern(model: Any) -> Any:
-    """``model``, of an opset whose operators are read: converted by ONNX's own converter where it is older."""
-    version = max([one.version for one in model.opset_import if domain_of(one) == ""], default=OLDEST)
-    if version >= OLDEST:
-        return model
-    if version < 9 and any(node.op_type == "Scan" for node in model.graph.node):  # which the converter leaves as it is
-        raise GraphError(f"{user_site()}: a Scan of opset {version} is not read, only those from opset 9 on")
-    try:
-        return onnx.version_converter.convert_version(model, OLDEST)
-    except (RuntimeError, ValueError) as error:  # what its C++ raises
-        raise GraphError(
-            f"{user_site()}: the model is of opset {version}, and {OLDEST} is the oldest that is read; ONNX's "
-            f"converter cannot convert it: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        ) from None
 
 
 def opsets_of(model: Any) -> dict[str, int]:

@@ -13,7 +13,8 @@ from flowrt.base.errors import FlowrtError, GraphError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.plain import default_array
 from flowrt.graph import Graph, Tensor, name_scope
-from flowrt.onnx.files import domain_of, model_from, modern, opsets_of
+from flowrt.onnx.converting import domain_of, modern
+from flowrt.onnx.files import model_from, opsets_of
 from flowrt.onnx.reading.reader import UNREAD, ModelReader
 from flowrt.onnx.types import array_of, spec_from
 from flowrt.op import active_builder, as_value, building

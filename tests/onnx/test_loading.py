@@ -298,3 +298,55 @@ def test_a_weight_is_the_default_of_an_input_of_its_name() -> None:
     with fr.BlockingSession(loaded.graph) as session:
         found = session.run(loaded.outputs["y"], {loaded.inputs["x"]: np.float32([0, 0])})
     np.testing.assert_array_equal(found, np.float32([5, 5]))
+
+
+def run_of(model: Any, **arrays: np.ndarray) -> np.ndarray:
+    loaded = fr.onnx.load(model)
+    with fr.BlockingSession(loaded.graph) as session:
+        (found,) = session.run(list(loaded.outputs.values()), {loaded.inputs[name]: a for name, a in arrays.items()})
+    return found
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_what_was_over_all_axes_from_one_on_still_is(op: str) -> None:
+    x = normal(2, 3, 4)
+    found = run_of(model_of([helper.make_node(op, ["x"], ["y"])], {"x": ("float32", (2, 3, 4))}, ["y"], opset=11), x=x)
+    flat = run_of(
+        model_of([helper.make_node(op, ["x"], ["y"])], {"x": ("float32", (2, 12))}, ["y"]), x=x.reshape(2, 12)
+    )
+    np.testing.assert_allclose(found, flat.reshape(2, 3, 4), rtol=1e-6)
+
+
+def test_images_are_resized_as_before_opset_11() -> None:
+    weights = {"s": np.float32([1, 1, 2, 2])}
+    for op, opset in (("Upsample", 9), ("Resize", 10)):
+        node = helper.make_node(op, ["x", "s"], ["y"], mode="linear")
+        x = np.float32([[[[0, 4], [8, 12]]]])
+        found = run_of(model_of([node], {"x": ("float32", (1, 1, 2, 2))}, ["y"], weights, opset), x=x)
+        np.testing.assert_array_equal(found[0, 0, 0], np.float32([0, 2, 4, 4]))
+    node = helper.make_node("Resize", ["x", "s"], ["y"])
+    small = model_of([node], {"x": ("float32", (1, 1, 4, 4))}, ["y"], {"s": np.float32([1, 1, 0.6, 0.6])}, 10)
+    with pytest.raises(fr.GraphError, match="which entries are the nearest"):
+        fr.onnx.load(small)
+
+
+def test_an_old_model_whose_bodies_meant_something_else_is_refused() -> None:
+    def branch(op: str) -> Any:
+        return helper.make_graph([helper.make_node(op, ["x"], ["out"])], op, [], [onnx.ValueInfoProto(name="out")])
+
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch("Softmax"), else_branch=branch("Neg"))
+    model = model_of([node], {"x": ("float32", (2, 3)), "c": ("bool", ())}, ["y"], opset=11)
+    with pytest.raises(fr.GraphError, match=r"\['Softmax'\] inside of loops or branches"):
+        fr.onnx.load(model)
+
+
+def test_what_onnx_cannot_convert_is_refused() -> None:
+    node = helper.make_node("Cast", ["x"], ["y"], to="INT64")
+    with pytest.raises(fr.GraphError, match="ONNX's converter cannot convert it"):
+        fr.onnx.load(model_of([node], {"x": ("float32", (2, 3))}, ["y"], opset=5))
+
+
+def test_an_attribute_that_the_operator_has_not_is_refused() -> None:
+    node = helper.make_node("Squeeze", ["x"], ["y"], axes=[0])  # as before opset 13
+    with pytest.raises(fr.GraphError, match=r"opset 21 has no attributes \['axes'\]"):
+        fr.onnx.load(model_of([node], {"x": ("float32", (1, 3))}, ["y"]))

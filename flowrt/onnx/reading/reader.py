@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ import onnx
 from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec, value_known
 from flowrt.graph import Graph, Tensor, name_scope
-from flowrt.onnx.files import domain_of
+from flowrt.onnx.converting import domain_of
 from flowrt.onnx.types import Array, array_of, type_of
 from flowrt.op import active_builder, as_value, building
 from flowrt.ops.inference import described
@@ -241,20 +242,17 @@ class ModelReader:
         if domain_of(node):
             raise Unreadable(f"operators of {node.domain} are not supported")
         call = NodeCall(self, node, inputs, attrs)
+        schema = _schema(call.op, call.opset)
+        if unknown := set(attrs) - set(schema.attributes):
+            raise Unreadable(f"opset {call.opset} has no attributes {sorted(unknown)} of it")
         if node.op_type in BODIED:
             return BODIED[node.op_type](call, values)
         if node.op_type in READERS:
             return READERS[node.op_type](call)
-        return self._composed(call)
+        return self._composed(call, schema)
 
-    def _composed(self, call: NodeCall) -> Any:
+    def _composed(self, call: NodeCall, schema: Any) -> Any:
         """What an op answers that ONNX composes of others."""
-        try:
-            schema: Any = onnx.defs.get_schema(call.op, call.opset, "")
-        except onnx.defs.SchemaError:
-            raise Unreadable(f"opset {call.opset} has no such operator") from None
-        if schema.deprecated:
-            raise Unreadable(f"opset {call.opset} has no such operator any more")
         found = None
         if schema.has_function:
             version = max([v for v in schema.function_opset_versions if v <= call.opset], default=0)
@@ -298,6 +296,18 @@ class ModelReader:
 
 BODIED: dict[str, Callable[[NodeCall, Mapping[str, Value]], Any]] = {}
 """What reads a node that holds graphs, by its op: these see the values around it."""
+
+
+@lru_cache(maxsize=1024)
+def _schema(op: str, opset: int) -> Any:
+    """What ONNX says of an operator; raises `Unreadable` where the opset has none of that name."""
+    try:
+        found = onnx.defs.get_schema(op, opset, "")
+    except onnx.defs.SchemaError:
+        raise Unreadable(f"opset {opset} has no such operator") from None
+    if found.deprecated:
+        raise Unreadable(f"opset {opset} has no such operator any more")
+    return found
 
 
 def _scope(node: Any) -> Any:
