@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from example import normal
 from onnx import TensorProto, helper, numpy_helper
@@ -350,3 +351,38 @@ def test_an_attribute_that_the_operator_has_not_is_refused() -> None:
     node = helper.make_node("Squeeze", ["x"], ["y"], axes=[0])  # as before opset 13
     with pytest.raises(fr.GraphError, match=r"opset 21 has no attributes \['axes'\]"):
         fr.onnx.load(model_of([node], {"x": ("float32", (1, 3))}, ["y"]))
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (helper.make_node("Add", ["x"], ["y"]), "takes 2 to 2 inputs, and has 1"),
+        (helper.make_node("Cast", ["x"], ["y"]), "lacks the attribute 'to'"),
+        (helper.make_node("Transpose", ["x"], ["y"], perm="01"), "'perm' is of another kind"),
+        (helper.make_node("Transpose", ["x"], ["y"], perm=[0, 7]), "do not order"),
+        (helper.make_node("Softmax", ["x"], ["y"], axis=5), "axis 5 is none of 2 axes"),
+        (helper.make_node("Add", ["x", "z"], ["y"]), "nothing makes its input 'z'"),
+    ],
+    ids=lambda value: getattr(value, "op_type", ""),
+)
+def test_a_node_that_is_not_what_its_operator_takes_is_refused(node: Any, why: str) -> None:
+    with pytest.raises(fr.GraphError, match=why):
+        fr.onnx.load(model_of([node], {"x": ("float32", (2, 3))}, ["y"]))
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_recurrent_layers_of_examples_of_different_lengths_are_what_the_runtime_makes(op: str, direction: str) -> None:
+    gates, sides = {"RNN": 1, "GRU": 3, "LSTM": 4}[op], 2 if direction == "bidirectional" else 1
+    weights = {
+        "w": normal(sides, 2 * gates, 4),
+        "r": normal(sides, 2 * gates, 2, seed=1),
+        "b": normal(sides, 4 * gates, seed=2),
+        "lengths": np.int32([5, 2, 3]),
+        "h": normal(sides, 3, 2, seed=3),
+    }
+    node = helper.make_node(op, ["x", *weights], ["y", "last"], hidden_size=2, direction=direction)
+    model, x = model_of([node], {"x": ("float32", (5, 3, 4))}, ["y", "last"], weights), normal(5, 3, 4, seed=4)
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    for found, want in zip(backend.prepare(model).run([x]), wanted, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-6)

@@ -157,6 +157,10 @@ def _transposed_edges(
             raise Unreadable("the sizes of images must be known where output_shape or auto_pad is given")
         target = size * step if wanted is None else wanted[axis - len(sizes)]
         whole = step * (size - 1) + more[axis] + span - target
+        if whole < 0 and wanted is None:
+            raise Unreadable(
+                f"auto_pad {mode} of windows smaller than strides, where runtimes differ, is not supported"
+            )
         if whole < 0:  # the images are larger than what reaches them
             more[axis], whole = more[axis] - whole, 0
         less = whole // 2

@@ -182,6 +182,8 @@ class ModelReader:
 
     def body(self, graph: Any, values: Mapping[str, Value], arguments: Sequence[Value]) -> list[Value]:
         """What a graph inside of a node answers for ``arguments``, given the ``values`` around it."""
+        if len(graph.input) != len(arguments):
+            raise Unreadable(f"its body takes {len(graph.input)} values, and it has {len(arguments)} for it")
         inside = dict(values)
         inside.update({tensor.name: array_of(tensor) for tensor in graph.initializer})
         inside.update(zip([value.name for value in graph.input], arguments, strict=True))
@@ -241,10 +243,10 @@ class ModelReader:
             return self._function(local, inputs, {**{a.name: a for a in local.attribute_proto}, **attrs})
         if domain_of(node):
             raise Unreadable(f"operators of {node.domain} are not supported")
+        opset = self.opsets[""]
+        schema = _schema(node.op_type, opset)
+        _check_form(schema, opset, inputs, attrs)
         call = NodeCall(self, node, inputs, attrs)
-        schema = _schema(call.op, call.opset)
-        if unknown := set(attrs) - set(schema.attributes):
-            raise Unreadable(f"opset {call.opset} has no attributes {sorted(unknown)} of it")
         if node.op_type in BODIED:
             return BODIED[node.op_type](call, values)
         if node.op_type in READERS:
@@ -308,6 +310,22 @@ def _schema(op: str, opset: int) -> Any:
     if found.deprecated:
         raise Unreadable(f"opset {opset} has no such operator any more")
     return found
+
+
+def _check_form(schema: Any, opset: int, inputs: Sequence[Value], attrs: Mapping[str, Any]) -> None:
+    """Raise `Unreadable` where a node has other inputs or attributes than its operator."""
+    given = len(inputs)
+    while given and inputs[given - 1] is None:
+        given -= 1
+    if not schema.min_input <= given <= schema.max_input:
+        raise Unreadable(f"it takes {schema.min_input} to {schema.max_input} inputs, and has {given}")
+    if unknown := set(attrs) - set(schema.attributes):
+        raise Unreadable(f"opset {opset} has no attributes {sorted(unknown)} of it")
+    for name, kind in schema.attributes.items():
+        if name not in attrs and kind.required:
+            raise Unreadable(f"it lacks the attribute {name!r}")
+        if name in attrs and attrs[name].type != int(kind.type.value):
+            raise Unreadable(f"its attribute {name!r} is of another kind than opset {opset} says")
 
 
 def _scope(node: Any) -> Any:
