@@ -130,7 +130,7 @@ ROOMS = [
     ["base", "cluster", "launch"],
 ]
 MOST_FILES = 20  # in a room
-WITH_ROOMS = ["base", "cluster", "kernels", "net", "onnx", "sched", "session", "summary", "tracing"]
+WITH_ROOMS = ["base", "cluster", "kernels", "net", "onnx", "sched", "serving", "session", "summary", "tracing"]
 GPUS = [f"kernels/{name}" for name in ("cuda", "cuda_driver", "cuda_functions", "cuda_fused", "cuda_gpu", "simulator")]
 WITHOUT_A_COMPILER = ["kernels/store/loading", "kernels/store/surroundings"]  # where they cannot do their work without
 # module → the only places that may import it
@@ -139,7 +139,7 @@ OWNERS = {
     "llvmlite": ["kernels/emit", *WITHOUT_A_COMPILER],
     "cuda": ["kernels/cuda_calls", "kernels/nvidia/library"],
     "scipy": [],
-    "aiohttp": ["net/door/heads"],
+    "aiohttp": ["net/door/heads", "serving/http"],
     "cryptography": ["net/door/certificates", "cluster/keys"],
     "msgpack": ["base/codec"],
     "fsspec": ["checkpoints/remote"],
@@ -227,6 +227,13 @@ PURE = [
     "net/master/closing",
     "tracing/clocks",
     "tracing/timeline",
+    "serving/batching",
+    "serving/cut",
+    "serving/joining",
+    "serving/metrics",
+    "serving/probing",
+    "serving/protocol",
+    "serving/signature",
     "delays",
     "data",
 ]

@@ -1,0 +1,234 @@
+"""The face that models have to HTTP.
+
+Law: it decides nothing about models. Of a request no more is read than is allowed, and no more at once than may wait;
+who has to have a token shows it first. Every answer is JSON, an error as ``{"error": "..."}``; what went wrong on this
+side is told to the log, and not to who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+import flowrt
+from flowrt.base.errors import (
+    BrokenStream,
+    ClosedError,
+    FeedError,
+    FlowrtError,
+    GraphError,
+    ResourceError,
+    StepTimeout,
+    WouldBlock,
+)
+from flowrt.serving import metrics, protocol
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterator
+
+    from flowrt.net.door.tls import Keys
+    from flowrt.serving.batching import Batching
+    from flowrt.serving.endpoint import Endpoint
+
+RETRY_SECONDS = 1  # after which who was refused may ask again
+_log = logging.getLogger(__name__)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Face:
+    """Answers for ``endpoints``, once it is ``ready``."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint], batching: Batching, token: str | None, max_body: int) -> None:
+        self.ready = False
+        self._endpoints, self._batching, self._token, self._max_body = endpoints, batching, token, max_body
+        self._reading = 0  # bytes of requests that are being read
+        self.application = web.Application(middlewares=[self._answered], client_max_size=max_body)
+        one = "/v2/models/{model}"
+        self.application.add_routes(
+            [
+                web.get("/v2", self._server),
+                web.get("/v2/health/live", self._live),
+                web.get("/v2/health/ready", self._is_ready),
+                web.get("/metrics", self._metrics),
+                *(web.get(f"{path}/ready", self._is_ready) for path in (one, one + "/versions/{version}")),
+                *(web.get(path, self._metadata) for path in (one, one + "/versions/{version}")),
+                *(web.post(f"{path}/infer", self._infer) for path in (one, one + "/versions/{version}")),
+            ]
+        )
+
+    @asynccontextmanager
+    async def listening(self, host: str, port: int, tls: Keys | None) -> AsyncIterator[int]:
+        """Listen at ``host:port`` (0: any free one) while the block runs, then end what was asked; yields the port.
+
+        Raises `ResourceError` where it cannot listen.
+        """
+        runner = web.AppRunner(
+            self.application, handler_cancellation=True, access_log=None, shutdown_timeout=self._batching.timeout
+        )
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, host, port, ssl_context=_context(tls))
+            try:
+                await site.start()
+            except (OSError, OverflowError) as error:
+                raise ResourceError(f"cannot listen on {host}:{port}: {error}; port 0 takes any free one") from error
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
+
+    # What is asked
+
+    async def _server(self, request: web.Request) -> web.StreamResponse:
+        about = {"name": "flowrt", "version": flowrt.__version__, "extensions": protocol.EXTENSIONS}
+        return web.json_response(about)
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"live": True})
+
+    async def _is_ready(self, request: web.Request) -> web.StreamResponse:
+        if "model" in request.match_info:
+            self._endpoint(request)
+        return web.json_response({"ready": self.ready}, status=200 if self.ready else 503)
+
+    async def _metadata(self, request: web.Request) -> web.StreamResponse:
+        endpoint = self._endpoint(request)
+        return web.json_response(protocol.described(endpoint.current.model) | {"name": request.match_info["model"]})
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        waiting = {name: (at.current.waiting, at.current.waiting_bytes) for name, at in self._endpoints.items()}
+        text = metrics.text({name: at.metrics for name, at in self._endpoints.items()}, waiting)
+        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _infer(self, request: web.Request) -> web.StreamResponse:
+        endpoint = self._endpoint(request)
+        with self._room_for(request, endpoint):
+            body = await self._body(request)
+            try:
+                asked = protocol.read(body, request.headers.get(protocol.LENGTH), endpoint.current.model)
+            except FeedError:
+                endpoint.metrics.note_ended("invalid", 0)
+                raise
+            del body
+            model, outputs = await endpoint.infer(asked.values)
+        parts, length = protocol.written(asked, request.match_info["model"], model.version, outputs)
+        headers = {"Content-Type": "application/json"}
+        if length is not None:
+            headers = {"Content-Type": "application/octet-stream", protocol.LENGTH: str(length)}
+        return web.Response(body=b"".join(parts), headers=headers)
+
+    def _endpoint(self, request: web.Request) -> Endpoint:
+        name, version = request.match_info["model"], request.match_info.get("version")
+        endpoint = self._endpoints.get(name)
+        if endpoint is None:
+            raise _Rejected(404, f"there is no model {name!r:.200}; there are {', '.join(self._endpoints)}")
+        if not self.ready:
+            raise ClosedError("the server is starting, or about to end")
+        if version is not None and version != endpoint.current.model.version:
+            raise _Rejected(404, f"the model {name!r} is served in version {endpoint.current.model.version!r}")
+        return endpoint
+
+    @contextmanager
+    def _room_for(self, request: web.Request, endpoint: Endpoint) -> Iterator[None]:
+        """Count a request's body among those that are here, if there is room."""
+        nbytes = request.content_length
+        if nbytes is None:
+            raise _Rejected(411, "say the length of the request, by the header Content-Length")
+        if nbytes > self._max_body:
+            raise _Rejected(413, f"the request has {nbytes} bytes, at most {self._max_body} are taken")
+        if "Content-Encoding" in request.headers:
+            nbytes = self._max_body  # it may come to that
+        if self._reading and self._reading + nbytes > self._batching.max_bytes:
+            endpoint.metrics.note_ended("overload", 0)
+            raise WouldBlock(
+                f"requests of {self._reading} bytes are here, and there is no room for more: ask again later"
+            )
+        self._reading += nbytes
+        try:
+            yield
+        finally:
+            self._reading -= nbytes
+
+    async def _body(self, request: web.Request) -> bytearray:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._batching.timeout):
+                async for chunk in request.content.iter_any():
+                    body += chunk
+                    if len(body) > self._max_body:
+                        raise _Rejected(413, f"the request has more than {self._max_body} bytes")
+        except TimeoutError:
+            raise _Rejected(408, f"the request did not come within {self._batching.timeout} s") from None
+        except web.RequestPayloadError as error:
+            raise _Rejected(400, f"the request cannot be read: {error}") from None
+        return body
+
+    # What is answered
+
+    @web.middleware
+    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._check_token(request)
+            return await handler(request)
+        except _Rejected as error:
+            return _error(error.status, str(error))
+        except web.HTTPException as error:
+            return _error(error.status, error.reason)
+        except FlowrtError as error:
+            status = _status(error)
+            if status < 500:
+                return _error(status, str(error))
+            _log.warning("%s %s: %s", request.method, request.path, error)
+            return _error(status, str(error) if status == 503 else "there was no answer")
+
+    def _check_token(self, request: web.Request) -> None:
+        if self._token is None or request.path.endswith(("/v2/health/live", "/v2/health/ready")):
+            return
+        shown = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode()):
+            raise _Rejected(401, "show the token: Authorization: Bearer TOKEN")
+
+
+class _Rejected(Exception):
+    """A request that comes to nothing, and the status that says so."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def _status(error: FlowrtError) -> int:
+    match error:
+        case WouldBlock() | ClosedError() | ResourceError():
+            return 503
+        case StepTimeout():
+            return 504
+        case FeedError() | GraphError() | BrokenStream():
+            return 400
+    return 500
+
+
+def _error(status: int, text: str) -> web.Response:
+    headers = {"Retry-After": str(RETRY_SECONDS)} if status == 503 else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.json_response({"error": text}, status=status, headers=headers)
+
+
+def _context(keys: Keys | None) -> ssl.SSLContext | None:
+    """What connections begin with: the keys as they lie in their folder at that moment."""
+    if keys is None:
+        return None
+
+    def newest(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = keys.contexts().node
+
+    context = keys.contexts().node
+    context.sni_callback = newest
+    return context

@@ -1,0 +1,218 @@
+"""What is asked and answered over HTTP: the Open Inference Protocol, version 2, as KServe and Triton speak it.
+
+https://github.com/kserve/open-inference-protocol, with its extension for binary tensors: behind the JSON, whose length
+the header `LENGTH` says, stand the bytes of tensors, little-endian. In JSON, NaN and infinities are the words NaN,
+Infinity and -Infinity, as Python and Triton write them.
+
+Law: pure, and bytes are not trusted. Every tensor is checked with the model's signature before it is made; what does
+not fit is `FeedError`, whose text says the input, what was expected, what came, and the fix where it is known.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.base.errors import FeedError, SpecError
+from flowrt.base.plain import RANKS, narrowed
+from flowrt.base.spec import MAX_RANK, NAMES, Spec
+from flowrt.base.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.serving.model import Model
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+LENGTH = "Inference-Header-Content-Length"
+EXTENSIONS = ("binary_tensor_data",)
+_KINDS = {"bool": "BOOL", "int": "INT", "uint": "UINT", "float": "FP", "bfloat": "BF"}
+DATATYPES = {
+    dtype: _KINDS[name.rstrip("0123456789")] + name.lstrip("abcdefghijklmnopqrstuvwxyz")
+    for dtype, name in NAMES.items()
+}
+
+
+@valueclass
+class Inquiry:
+    """What a request asks for: values by name; the outputs that it wants, by name, and whether as bytes."""
+
+    id: str | None
+    values: dict[str, Array]
+    wanted: dict[str, bool]
+
+
+def described(model: Model) -> dict[str, Any]:
+    """A model's metadata."""
+
+    def listed(tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "datatype": DATATYPES[t.spec.dtype],
+                "shape": [-1 if n is None else n for n in t.spec.dims or ()],
+            }
+            for name, t in tensors.items()
+        ]
+
+    return {
+        "name": model.name,
+        "versions": [model.version] if model.version else [],
+        "platform": "flowrt",
+        "inputs": listed(model.inputs),
+        "outputs": listed(model.outputs),
+    }
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read(body: bytes | bytearray, length: str | None, model: Model) -> Inquiry:
+    """What ``body`` asks of a model; ``length`` is the header `LENGTH`. Raises `FeedError`."""
+    view = memoryview(body)
+    count = len(view) if length is None else _count(length, len(view))
+    try:
+        request = json.loads(bytes(view[:count]))
+    except (ValueError, RecursionError) as error:
+        raise FeedError(f"the request is not JSON: {error}") from None
+    given = _list(_object(request, "the request"), "inputs")
+    rest = view[count:]
+    values: dict[str, Array] = {}
+    for item in given:
+        entry = _object(item, "an input")
+        name = entry.get("name")
+        if not isinstance(name, str) or name not in model.inputs or name in values:
+            twice = " twice" if isinstance(name, str) and name in values else ""
+            raise FeedError(
+                f"the request gives the input {name!r:.200}{twice}; the model takes {', '.join(model.inputs)}"
+            )
+        values[name], rest = _tensor(name, entry, model.inputs[name].spec, rest)
+    if missing := [name for name in model.inputs if name not in values]:
+        raise FeedError(f"the request lacks {_told(missing[0], model.inputs[missing[0]].spec)}")
+    if rest:
+        raise FeedError(f"{len(rest)} bytes follow those of the inputs; each needs its binary_data_size")
+    return Inquiry(_id(request), values, _wanted(request, model))
+
+
+def _tensor(name: str, entry: Any, spec: Spec, rest: memoryview) -> tuple[Array, memoryview]:
+    """An input's value, and the bytes that follow it."""
+    expected, datatype = _told(name, spec), entry.get("datatype")
+    if datatype != DATATYPES[spec.dtype]:
+        fix = "; text is not taken" if datatype == "BYTES" else f"; convert it to {DATATYPES[spec.dtype]}"
+        raise FeedError(f"{expected}, got datatype {datatype!r:.80}{fix}")
+    shape = entry.get("shape")
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(type(n) is int and n >= 0 for n in shape):
+        raise FeedError(f"{expected}, got shape {shape!r:.200}; a shape is a list of sizes")
+    if not spec.accepts(spec.dtype, tuple(shape)):
+        fix = "; give it a first axis of 1" if spec.accepts(spec.dtype, (1, *shape)) else ""
+        raise FeedError(f"{expected}, got shape {shape}{fix}")
+    size = _object(entry.get("parameters", {}), "parameters").get("binary_data_size")
+    if size is None:
+        return _written_out(expected, entry.get("data"), shape, spec), rest
+    nbytes = math.prod(shape) * spec.dtype.itemsize
+    if type(size) is not int or size != nbytes or size > len(rest) or "data" in entry:
+        raise FeedError(
+            f"{expected} of shape {shape}, which is {nbytes} bytes; binary_data_size is {size!r:.80}, {len(rest)} came"
+        )
+    array = np.frombuffer(rest[:size], spec.dtype.newbyteorder("<")).reshape(shape)
+    if spec.dtype.kind == "b" and size and array.view(np.uint8).max() > 1:
+        raise FeedError(f"{expected}, got bytes other than 0 and 1")
+    return array.astype(spec.dtype), rest[size:]
+
+
+def _written_out(expected: str, data: Any, shape: list[int], spec: Spec) -> Array:
+    if not isinstance(data, list):
+        raise FeedError(f"{expected}, got data {data!r:.80}; data is a list, flat or nested")
+    try:
+        natural = np.asarray(data)
+        if natural.dtype.kind not in RANKS or (natural.size and RANKS[natural.dtype.kind] > RANKS[spec.dtype.kind]):
+            raise FeedError(f"{expected}, got data of {natural.dtype}, as {_first(data)!r:.80}")
+        array = narrowed(natural, spec.dtype) if natural.size else natural.astype(spec.dtype)
+    except (SpecError, ValueError, OverflowError, TypeError) as error:
+        raise FeedError(f"{expected}: {error}") from None
+    if array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
+        raise FeedError(f"{expected}: shape {shape} is {math.prod(shape)} entries, and data {list(array.shape)}")
+    return array.reshape(shape)
+
+
+def _first(data: Any) -> Any:
+    while isinstance(data, list) and data:
+        data = data[0]
+    return data
+
+
+def _wanted(request: Any, model: Model) -> dict[str, bool]:
+    every = _object(request.get("parameters", {}), "parameters").get("binary_data_output") is True
+    if not request.get("outputs"):
+        return dict.fromkeys(model.outputs, every)
+    found = {}
+    for item in _list(request, "outputs"):
+        entry = _object(item, "an output")
+        name = entry.get("name")
+        if not isinstance(name, str) or name not in model.outputs:
+            raise FeedError(f"the model has no output {name!r:.200}; it has {', '.join(model.outputs)}")
+        binary = _object(entry.get("parameters", {}), "parameters").get("binary_data", every)
+        found[name] = binary is True
+    return found
+
+
+def _told(name: str, spec: Spec) -> str:
+    sizes = "any shape" if spec.dims is None else f"shape {[-1 if n is None else n for n in spec.dims]}"
+    return f"input {name!r:.200}: expected {DATATYPES[spec.dtype]} of {sizes}"
+
+
+def _count(length: str, most: int) -> int:
+    if not length.isascii() or not length.isdecimal() or len(length) > 20 or int(length) > most:
+        raise FeedError(f"{LENGTH} is {length!r:.80}, and the request has {most} bytes")
+    return int(length)
+
+
+def _id(request: Any) -> str | None:
+    found = request.get("id")
+    if found is not None and not isinstance(found, str):
+        raise FeedError("the id of a request is a string")
+    return found
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise FeedError(f"{what} is an object of JSON, got {value!r:.80}")
+    return value
+
+
+def _list(value: dict[str, Any], key: str) -> list[Any]:
+    found = value.get(key)
+    if not isinstance(found, list):
+        raise FeedError(f"the request's {key!r} are a list, got {found!r:.80}")
+    return found
+
+
+# ── answering ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def written(
+    asked: Inquiry, name: str, version: str, outputs: Mapping[str, Any]
+) -> tuple[list[bytes | memoryview], int | None]:
+    """The body of an answer, and what its header `LENGTH` says; None where there is nothing but JSON."""
+    listed, buffers = [], []
+    for output, binary in asked.wanted.items():
+        array = np.ascontiguousarray(outputs[output]).reshape(np.shape(outputs[output]))
+        entry: dict[str, Any] = {"name": output, "datatype": DATATYPES[array.dtype], "shape": list(array.shape)}
+        if binary:
+            entry["parameters"] = {"binary_data_size": array.nbytes}
+            buffers.append(
+                memoryview(array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8).data)
+            )
+        else:
+            entry["data"] = array.reshape(-1).tolist()
+        listed.append(entry)
+    said: dict[str, Any] = {"model_name": name, "outputs": listed}
+    if version:
+        said["model_version"] = version
+    if asked.id is not None:
+        said["id"] = asked.id
+    text = json.dumps(said).encode()
+    return [text, *buffers], len(text) if any(asked.wanted.values()) else None

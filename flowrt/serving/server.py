@@ -1,0 +1,140 @@
+"""Models over HTTP, as a part of a program that awaits: what it serves, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.locating import fitting
+from flowrt.base.tracebacks import brief
+from flowrt.misuse import AsyncOnly
+from flowrt.serving.batching import Batching
+from flowrt.serving.endpoint import Endpoint
+from flowrt.serving.http import Face
+from flowrt.serving.model import Model
+from flowrt.serving.signature import check_name
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from flowrt.net.door.tls import Keys
+    from flowrt.session.options import Options
+
+LOOK_SECONDS = 1.0  # between two looks at a model's file
+
+
+class ModelServer(AsyncOnly):
+    """``async with fr.serving.ModelServer("digits.flowrt") as server:`` answers while the block runs.
+
+    ``models`` is a `Model` or the path of a file, or several: a list, or a mapping of names to them; by itself a model
+    has its own name, a file its name without the ending. A file that is replaced is served anew, without a pause. It
+    listens at ``host`` and ``port`` (0: any free one, which ``server.port`` then is; None: nowhere, for `infer` and
+    `application` alone). Who asks has to bring the ``token``, where there is one; ``tls`` are keys, of which who asks
+    has to have some, too. ``max_body`` bounds what one request may be, in bytes. Leaving the block answers all that was
+    asked, and lets nothing more in.
+    """
+
+    WHAT = "fr.serving.ModelServer"
+
+    @fitting
+    def __init__(
+        self,
+        models: Model | str | PathLike[str] | Sequence[Any] | Mapping[str, Any],
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = 8500,
+        batching: Batching | None = None,
+        options: Options | None = None,
+        token: str | None = None,
+        tls: Keys | None = None,
+        max_body: int = 16 << 20,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self._batching = batching or Batching()
+        self.endpoints = {name: Endpoint(source, self._batching, options) for name, source in _by_name(models).items()}
+        self._host, self._port, self._look_seconds = host, port, look_seconds
+        self._face = Face(self.endpoints, self._batching, token, max_body)
+        self._tls = tls
+        self._opened = AsyncExitStack()
+
+    @property
+    def port(self) -> int | None:
+        """Where it listens."""
+        return self._port
+
+    @property
+    def application(self) -> Any:
+        """What answers, for `add_subapp` of an aiohttp application of your own."""
+        return self._face.application
+
+    @brief
+    async def __aenter__(self) -> ModelServer:
+        try:
+            self._opened = await self._open()
+        except BaseExceptionGroup as errors:  # of one, as a task group raises it
+            raise errors.exceptions[0] from None
+        self._face.ready = True
+        return self
+
+    async def _open(self) -> AsyncExitStack:
+        async with AsyncExitStack() as opened:
+            tasks = await opened.enter_async_context(asyncio.TaskGroup())
+            following = await opened.enter_async_context(_Ending())
+            for endpoint in self.endpoints.values():
+                opened.callback(endpoint.close)
+                await endpoint.open(tasks)
+                following.add(tasks.create_task(endpoint.follow(tasks, self._look_seconds)))
+            if self._port is not None:
+                self._port = await opened.enter_async_context(self._face.listening(self._host, self._port, self._tls))
+            return opened.pop_all()
+
+    async def __aexit__(self, *error: object) -> None:
+        self._face.ready = False
+        await self._opened.aclose()
+
+    @brief
+    async def infer(self, values: Mapping[str, Any], *, model: str | None = None) -> dict[str, Any]:
+        """The outputs by name for inputs by name, without HTTP: joined with what others ask, and bounded likewise.
+
+        ``model`` says which, where there are several. Raises `FeedError` for what does not fit, `WouldBlock` where too
+        much waits already, `StepTimeout` where it takes too long.
+        """
+        name = next(iter(self.endpoints)) if model is None and len(self.endpoints) == 1 else model
+        if name not in self.endpoints:
+            raise GraphError(f"{user_site()}: no model is called {name!r}; there are {', '.join(self.endpoints)}")
+        return (await self.endpoints[name].infer(values))[1]
+
+
+class _Ending:
+    """Tasks that end when the block is left."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def add(self, task: asyncio.Task[None]) -> None:
+        self._tasks.append(task)
+
+    async def __aenter__(self) -> _Ending:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+def _by_name(models: Any) -> dict[str, Model | Path]:
+    if isinstance(models, Mapping):
+        found = list(models.items())
+    else:
+        several = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+        found = [(each.name if isinstance(each, Model) else Path(each).stem, each) for each in several]
+    for name, _ in found:
+        check_name(name, "a model")
+    if not found or len(dict(found)) < len(found):
+        names = ", ".join(name for name, _ in found) or "none"
+        raise GraphError(f"{user_site()}: a server has models of different names, got {names}; name them: {{'a': ...}}")
+    return {name: each if isinstance(each, Model) else Path(each) for name, each in found}

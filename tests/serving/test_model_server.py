@@ -1,0 +1,274 @@
+"""Models over HTTP, by real sockets: what clients get, what is refused, and what a newer file changes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import numpy as np
+import pytest
+from aiohttp import web
+from serving_world import X, asking, client_of, doubling, frozen, serving, until
+
+import flowrt as fr
+from flowrt.base.errors import BrokenStream, GraphError, ResourceError
+from flowrt.serving import Batching
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONG = 1000.0
+
+
+async def test_many_clients_get_the_bits_of_a_lone_run() -> None:
+    model = frozen(lambda x: fr.nn.softmax(x * 3) + fr.exp(x))
+    with model:
+        expected = [model(x=X[i : i + 1])["y"] for i in range(64)]
+    async with serving(model) as (server, client):
+
+        async def ask(i: int) -> None:
+            for infer in (client.infer, client.infer_as_bytes):
+                answer = await infer(X[i : i + 1])
+                assert answer.tobytes() == expected[i].tobytes()
+
+        async with asyncio.TaskGroup() as tasks:
+            for i in range(64):
+                tasks.create_task(ask(i))
+        counted = server.endpoints["m"].metrics
+        assert counted.ended == {"ok": 128}
+        assert counted.runs < 128
+
+
+async def test_nan_infinities_and_zero_rows_go_through() -> None:
+    rows = np.array([[np.nan, np.inf, -np.inf, -0.0, 1e-45, 3, 4, 5]], "float32")
+    async with serving(frozen(lambda x: x * 1)) as (_, client):
+        for infer in (client.infer, client.infer_as_bytes):
+            assert (await infer(rows)).tobytes() == rows.tobytes()
+            assert (await infer(rows[:0])).shape == (0, 8)
+
+
+async def test_two_models_have_names_of_their_own() -> None:
+    async with serving({"two": doubling(), "three": doubling(by=3)}) as (server, client):
+        for name, by in (("two", 2), ("three", 3)):
+            np.testing.assert_array_equal(await client.infer(X, name), X * by + 1)
+            answer = await server.infer({"x": X}, model=name)
+            np.testing.assert_array_equal(answer["y"], X * by + 1)
+        assert (await client.post(asking(X), "four")) == (
+            404,
+            {"error": "there is no model 'four'; there are two, three"},
+        )
+        with pytest.raises(GraphError, match="no model is called None; there are two, three"):
+            await server.infer({"x": X})
+
+
+async def test_what_the_protocol_asks_of_a_server_is_there() -> None:
+    async with serving(doubling()) as (_, client):
+        assert await client.get("/v2/health/live") == (200, {"live": True})
+        assert await client.get("/v2/health/ready") == (200, {"ready": True})
+        assert await client.get("/v2/models/m/ready") == (200, {"ready": True})
+        status, about = await client.get("/v2")
+        assert (status, about["name"], about["extensions"]) == (200, "flowrt", ["binary_tensor_data"])
+        status, about = await client.get("/v2/models/m")
+        assert (status, about["inputs"]) == (200, [{"name": "x", "datatype": "FP32", "shape": [-1, 8]}])
+        assert (await client.get("/v2/models/z"))[0] == 404
+        assert (await client.get("/v2/models/m/infer"))[0] == 405
+        assert (await client.get("/anything"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (asking(X[0]), "input 'x': expected FP32 of shape [-1, 8], got shape [8]; give it a first axis of 1"),
+        (asking(X.astype("float64")), "got datatype 'FP64'; convert it to FP32"),
+        ({"inputs": [{"name": "x", "shape": [1, 8], "datatype": "BYTES", "data": ["a"] * 8}]}, "text is not taken"),
+        (b"\x00", "not JSON"),
+    ],
+)
+async def test_a_wrong_request_is_told_what_is_wrong(body: Any, text: str) -> None:
+    async with serving(doubling()) as (server, client):
+        status, answer = await client.post(body)
+        assert status == 400
+        assert text in answer["error"]
+        assert server.endpoints["m"].metrics.ended == {"invalid": 1}
+
+
+async def test_an_index_out_of_range_is_the_clients_fault() -> None:
+    model = frozen(lambda x: fr.take(fr.constant(np.ones((3, 2), "float32")), x), shape=(None,), dtype="int64")
+    async with serving(model) as (_, client):
+        status, answer = await client.post(asking(np.array([7])))
+        assert status == 400
+        assert "an index is out of range" in answer["error"]
+
+
+async def test_a_body_is_bounded_whatever_its_headers_say() -> None:
+    async with serving(doubling(), max_body=2000) as (_, client):
+        assert (await client.post(b"x" * 2001))[0] == 413
+        packed = gzip.compress(b" " * 100_000)
+        assert (await client.post(packed, headers={"Content-Encoding": "gzip"}))[0] == 413
+
+        async def pieces() -> Any:
+            yield b"{}"
+
+        async with client.session.post("/v2/models/m/infer", data=pieces()) as answer:
+            assert answer.status == 411
+        reading = await asyncio.open_connection("127.0.0.1", client.session._base_url.port)
+        reading[1].write(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2001\r\n\r\n")
+        assert b" 413 " in await reading[0].readline()
+        reading[1].close()
+
+
+async def test_a_packed_request_is_unpacked() -> None:
+    async with serving(doubling()) as (_, client):
+        packed = gzip.compress(json.dumps(asking(X)).encode())
+        assert (await client.post(packed, headers={"Content-Encoding": "gzip"}))[0] == 200
+        assert (await client.post(packed[:20], headers={"Content-Encoding": "gzip"}))[0] == 400
+
+
+async def test_overload_is_answered_with_when_to_ask_again() -> None:
+    async with serving(doubling(), batching=Batching(max_delay=LONG, max_waiting=2)) as (server, client):
+        endpoint = server.endpoints["m"]
+        waiting = [asyncio.ensure_future(client.infer(X[:1])) for _ in range(2)]
+        await until(lambda: endpoint.current.waiting == 2)
+        async with client.session.post("/v2/models/m/infer", json=asking(X[:1])) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+            assert "2 requests of 64 bytes wait for the model 'm'" in (await answer.json())["error"]
+        endpoint.close()
+        np.testing.assert_array_equal(np.concatenate(await asyncio.gather(*waiting)), X[[0, 0]] * 2 + 1)
+
+
+async def test_a_client_that_goes_away_takes_its_request_along() -> None:
+    async with serving(doubling(), batching=Batching(max_delay=LONG)) as (server, _):
+        endpoint = server.endpoints["m"]
+        body = json.dumps(asking(X[:1])).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: endpoint.current.waiting == 1)
+        writer.close()
+        await until(lambda: endpoint.current.waiting == 0)
+        assert endpoint.metrics.ended == {"cancelled": 1}
+
+
+async def test_leaving_answers_what_was_asked() -> None:
+    server = fr.serving.ModelServer(doubling(), port=0, batching=Batching(max_delay=0.2))
+    async with server:
+        session = aiohttp.ClientSession(f"http://127.0.0.1:{server.port}")
+        asked = asyncio.ensure_future(session.post("/v2/models/m/infer", json=asking(X[:1])))
+        await until(lambda: server.endpoints["m"].current.waiting == 1)
+    async with session, await asked as answer:
+        assert answer.status == 200
+
+
+async def test_no_answer_in_time_is_said() -> None:
+    async with serving(doubling(), batching=Batching(max_delay=LONG, timeout=0.05)) as (_, client):
+        status, answer = await client.post(asking(X[:1]))
+        assert (status, answer) == (504, {"error": "there was no answer"})
+
+
+async def test_who_asks_shows_the_token() -> None:
+    async with serving(doubling(), token="secret") as (_, client):
+        assert (await client.get("/v2/health/ready"))[0] == 200
+        for path in ("/v2/models/m", "/metrics", "/v2"):
+            assert (await client.get(path))[0] == 401
+        for wrong in ("Bearer wrong", "secret ", "Bearer \xe4"):
+            assert (await client.get("/v2", headers={"Authorization": wrong}))[0] == 401
+        assert (await client.get("/v2", headers={"Authorization": "Bearer secret"}))[0] == 200
+
+
+async def test_metrics_are_prometheuss() -> None:
+    async with serving(doubling()) as (_, client):
+        await asyncio.gather(*[client.infer(X[:2]) for _ in range(3)])
+        async with client.session.get("/metrics") as answer:
+            assert answer.content_type == "text/plain"
+            lines = (await answer.text()).splitlines()
+        values = {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in lines if line[0] != "#"}
+        assert values['flowrt_serving_requests_total{model="m",outcome="ok"}'] == "3"
+        assert values['flowrt_serving_rows_total{model="m"}'] == "6"
+        assert values['flowrt_serving_batch_requests_sum{model="m"}'] == "3"
+        assert float(values['flowrt_serving_latency_seconds{model="m",quantile="0.99"}']) > 0
+        assert {line.split()[2] for line in lines if line.startswith("# TYPE")} == {
+            line.split()[2] for line in lines if line.startswith("# HELP")
+        }
+
+
+async def test_an_application_of_ones_own_serves_models_beside_other_things() -> None:
+    async with fr.serving.ModelServer(doubling(), port=None) as server:
+        application = web.Application()
+        application.add_subapp("/ml/", server.application)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with client_of(runner.addresses[0][1]) as client:
+            assert (await client.get("/ml/v2/health/ready"))[0] == 200
+            async with client.session.post("/ml/v2/models/m/infer", json=asking(X)) as answer:
+                assert answer.status == 200
+        await runner.cleanup()
+    assert server.port is None
+
+
+async def test_a_newer_file_is_served_without_a_lost_request(tmp_path: Path) -> None:
+    path = tmp_path / "m.flowrt"
+    doubling(by=2).save(path)
+    async with serving(path, look_seconds=0.01) as (server, client):
+        first = server.endpoints["m"].current.model.version
+        newer = doubling(by=3)
+        seen: list[float] = []
+
+        async def ask() -> None:
+            while seen[-8:] != [3.0] * 8:
+                answer = await client.infer(X[:4])
+                (by,) = {2.0, 3.0} & {float(by) for by in (2, 3) if np.array_equal(answer, X[:4] * by + 1)}
+                seen.append(by)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(4):
+                tasks.create_task(ask())
+            await until(lambda: len(seen) > 8)
+            newer.save(path)
+        assert set(seen) == {2.0, 3.0}
+        assert server.endpoints["m"].current.model.version == newer.version != first
+        assert (await client.get(f"/v2/models/m/versions/{newer.version}"))[0] == 200
+        assert (await client.get(f"/v2/models/m/versions/{first}"))[0] == 404
+        assert set(server.endpoints["m"].metrics.ended) == {"ok"}
+
+
+async def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "m.flowrt"
+    doubling().save(path)
+    with caplog.at_level(logging.WARNING, "flowrt.serving.endpoint"):
+        async with serving(path, look_seconds=0.01) as (_, client):
+            for wrong in (b"", path.read_bytes()[:-1]):
+                caplog.clear()
+                path.write_bytes(wrong)
+                await until(lambda: "is served on" in caplog.text)
+                np.testing.assert_array_equal(await client.infer(X), X * 2 + 1)
+            caplog.clear()
+            frozen(lambda x: x - fr.mean(x, axis=0)).save(path)
+            await until(lambda: "hangs on the others" in caplog.text)
+            path.unlink()
+            np.testing.assert_array_equal(await client.infer(X), X * 2 + 1)
+
+
+async def test_what_cannot_be_served_is_said_when_the_server_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "none").write_bytes(b"nothing")
+    for models, error, text in (
+        (tmp_path / "none", BrokenStream, "is no safetensors file"),
+        ({"a/b": doubling()}, GraphError, "called 'a/b'"),
+        ([doubling(), doubling()], GraphError, "of different names, got m, m"),
+        ([], GraphError, "got none"),
+    ):
+        with pytest.raises(error, match=text):
+            async with fr.serving.ModelServer(models, port=0):
+                raise AssertionError
+    with pytest.raises(FileNotFoundError):
+        async with fr.serving.ModelServer(tmp_path / "missing", port=0):
+            raise AssertionError
+    async with fr.serving.ModelServer(doubling(), port=0) as server:
+        with pytest.raises(ResourceError, match="cannot listen on"):
+            async with fr.serving.ModelServer(doubling(), port=server.port):
+                raise AssertionError
+    with pytest.raises(GraphError, match=r"open fr\.serving\.ModelServer with `async with`"), server:
+        raise AssertionError

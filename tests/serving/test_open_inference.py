@@ -1,0 +1,163 @@
+"""The protocol: what is asked is checked with the signature, and what is answered reads back to the bit."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serving_world import asking, doubling, frozen
+
+from flowrt.base.errors import FeedError
+from flowrt.base.spec import NAMES
+from flowrt.serving.protocol import DATATYPES, Inquiry, described, read, written
+
+MODEL = doubling()
+ROW = np.arange(8, dtype="float32")[None]
+
+
+def given_as(**changes: Any) -> bytes:
+    """A request whose only input is changed so; None takes a key away."""
+    body = asking(ROW)
+    tensor = {**body["inputs"][0], **changes}
+    body["inputs"] = [{key: value for key, value in tensor.items() if value is not None}]
+    return json.dumps(body).encode()
+
+
+def test_a_request_is_read() -> None:
+    asked = read(json.dumps(asking(ROW, id="7")).encode(), None, MODEL)
+    assert (asked.id, asked.wanted) == ("7", {"y": False})
+    np.testing.assert_array_equal(asked.values["x"], ROW)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"name": "z"}, "gives the input 'z'; the model takes x"),
+        ({"datatype": "FP64"}, r"input 'x': expected FP32 of shape \[-1, 8\], got datatype 'FP64'; convert it to FP32"),
+        ({"datatype": "BYTES", "data": ["a"]}, "text is not taken"),
+        ({"datatype": None}, "got datatype None"),
+        ({"shape": [8]}, r"got shape \[8\]; give it a first axis of 1"),
+        ({"shape": [1, 9]}, r"got shape \[1, 9\]"),
+        ({"shape": [-1, 8]}, "a shape is a list of sizes"),
+        ({"shape": [True, 8]}, "a shape is a list of sizes"),
+        ({"shape": [1] * 9}, "a shape is a list of sizes"),
+        ({"shape": "1,8"}, "a shape is a list of sizes"),
+        ({"shape": [2, 8]}, r"shape \[2, 8\] is 16 entries, and data \[8\]"),
+        ({"data": [[0] * 4] * 2}, r"data \[2, 4\]"),
+        ({"data": ["0"] * 8}, "got data of <U1, as '0'"),
+        ({"data": [None] * 8}, "got data of object, as None"),
+        ({"data": [[1], [2, 3]]}, "input 'x'"),
+        ({"data": [1e300] * 8}, "does not fit float32"),
+        ({"data": {"a": 1}}, "data is a list"),
+        ({"data": None}, "data is a list"),
+        ({"parameters": 3}, "parameters is an object"),
+        ({"parameters": {"binary_data_size": 32}}, "which is 32 bytes"),
+    ],
+)
+def test_an_input_that_does_not_fit_is_named_with_what_was_expected(changes: Any, text: str) -> None:
+    with pytest.raises(FeedError, match=text):
+        read(given_as(**changes), None, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "the request is an object"),
+        (b"{}", "'inputs' are a list"),
+        (b'{"inputs": [3]}', "an input is an object"),
+        (b'{"inputs": []}', r"lacks input 'x': expected FP32 of shape \[-1, 8\]"),
+        (json.dumps({"inputs": asking(ROW)["inputs"] * 2}).encode(), "gives the input 'x' twice"),
+        (json.dumps(asking(ROW, id=7)).encode(), "id of a request is a string"),
+        (json.dumps(asking(ROW, outputs=[{"name": "z"}])).encode(), "no output 'z'; it has y"),
+        (json.dumps(asking(ROW, outputs=3)).encode(), "'outputs' are a list"),
+    ],
+)
+def test_a_request_that_is_none_is_refused(body: bytes, text: str) -> None:
+    with pytest.raises(FeedError, match=text):
+        read(body, None, MODEL)
+
+
+def as_bytes(array: Any, datatype: str, size: int | None = None) -> tuple[bytes, str]:
+    tensor = {"name": "x", "shape": list(array.shape), "datatype": datatype}
+    tensor["parameters"] = {"binary_data_size": array.nbytes if size is None else size}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    return head + array.tobytes(), str(len(head))
+
+
+@pytest.mark.parametrize("dtype", sorted(NAMES.values()))
+@pytest.mark.parametrize("binary", [False, True])
+def test_every_dtype_comes_and_goes_to_the_bit(dtype: str, binary: bool) -> None:
+    model = frozen(lambda x: x, shape=(None, 3), dtype=dtype)
+    array = np.random.default_rng(1).integers(0, 2, (4, 3)).astype(dtype)
+    if array.dtype.kind == "f":
+        array *= np.random.default_rng(2).normal(size=(4, 3)).astype(dtype)
+        array[0] = [math.nan, math.inf, -0.0]
+    datatype = DATATYPES[array.dtype]
+    if binary:
+        body, length = as_bytes(array, datatype)
+        asked = read(body, length, model)
+    else:
+        asked = read(json.dumps(asking(array)).encode(), None, model)
+    assert asked.values["x"].dtype == array.dtype
+    np.testing.assert_array_equal(asked.values["x"], array)
+    parts, count = written(Inquiry("i", {}, {"y": binary}), "m", "v", {"y": array})
+    answer = json.loads(bytes(parts[0]))
+    assert (answer["id"], answer["model_name"], answer["model_version"]) == ("i", "m", "v")
+    (output,) = answer["outputs"]
+    assert (output["datatype"], output["shape"]) == (datatype, [4, 3])
+    if binary:
+        assert count == len(parts[0])
+        assert bytes(parts[1]) == array.tobytes()
+    else:
+        assert count is None
+        np.testing.assert_array_equal(np.array(output["data"], dtype).reshape(4, 3), array)
+
+
+def test_bytes_that_are_too_few_too_many_or_no_bools_are_refused() -> None:
+    for size, extra in ((28, b""), (32, b"more"), (36, b"")):
+        body, length = as_bytes(ROW, "FP32", size)
+        with pytest.raises(FeedError, match="binary_data_size"):
+            read(body + extra, length, MODEL)
+    body, length = as_bytes(ROW, "FP32")
+    with pytest.raises(FeedError, match="0 came"):
+        read(body[:-1][: int(length)], length, MODEL)
+    for wrong in ("-1", "٣", "1" * 30, str(len(body) + 1)):
+        with pytest.raises(FeedError, match="Inference-Header-Content-Length"):
+            read(body, wrong, MODEL)
+    bools = frozen(lambda x: x, dtype="bool")
+    body, length = as_bytes(np.full((1, 8), 2, "uint8"), "BOOL")
+    with pytest.raises(FeedError, match="other than 0 and 1"):
+        read(body, length, bools)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=12))
+def test_whatever_stands_where_data_belongs_is_read_or_refused(data: Any) -> None:
+    try:
+        asked = read(given_as(data=data), None, MODEL)
+    except FeedError:
+        return
+    assert asked.values["x"].shape == (1, 8)
+
+
+@given(st.binary(max_size=200), st.none() | st.integers(-5, 300).map(str))
+def test_no_bytes_do_harm(body: bytes, length: str | None) -> None:
+    with pytest.raises(FeedError):
+        read(body, length, MODEL)
+
+
+def test_metadata_say_what_a_model_takes() -> None:
+    assert described(MODEL) == {
+        "name": "m",
+        "versions": [],
+        "platform": "flowrt",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 8]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 8]}],
+    }
