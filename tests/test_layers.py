@@ -229,6 +229,7 @@ PURE = [
     "tracing/timeline",
     "serving/batching",
     "serving/cut",
+    "serving/int8",
     "serving/joining",
     "serving/metrics",
     "serving/probing",

@@ -6,7 +6,7 @@ who freezes, unless its value is larger than all that it is computed from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from flowrt.op import lookup
 from flowrt.passes.fold_constants import STRUCTURAL
 from flowrt.passes.prune import READ, prune
 from flowrt.passes.step import FED
+from flowrt.serving.int8 import is_product, product
 from flowrt.serving.signature import Frozen
 
 if TYPE_CHECKING:
@@ -31,11 +32,14 @@ SMALL = 1 << 12  # bytes of a value that is kept whatever it is computed from
 class CutOut:
     """The part of a graph from ``inputs`` to ``outputs``, in which the tensors ``given`` have one value for good.
 
+    Where it is to be ``quantized``, products with weights are of eight bits.
     Raises `GraphError` for what cannot be frozen.
     """
 
-    def __init__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], given: Sequence[Tensor]) -> None:
-        self._inputs, self._outputs = inputs, outputs
+    def __init__(
+        self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], given: Sequence[Tensor], quantized: bool
+    ) -> None:
+        self._inputs, self._outputs, self._quantized = inputs, outputs, quantized
         self._step = _step_of(inputs, outputs, given)
         for node in self._step.nodes.values():
             _check_changes_nothing(node)
@@ -70,10 +74,22 @@ class CutOut:
         for node in self._step.nodes.values():
             if node.id in self._varying or node.id in self._kept:
                 with from_site(node.site):
-                    computed = graph.apply(node.op, [found(ref) for ref in node.inputs], node.attrs, node.name)
+                    computed = self._in_eight_bits(graph, node, found, arrays)
+                    if computed is None:
+                        computed = graph.apply(node.op, [found(ref) for ref in node.inputs], node.attrs, node.name)
                 made.update(((node.id, i), tensor) for i, tensor in enumerate(computed))
         outputs = {name: found(ref) for name, ref in zip(self._outputs, self._step.fetches, strict=True)}
         return Frozen(graph, inputs, outputs, called)
+
+    def _in_eight_bits(
+        self, graph: Graph, node: StepNode, found: Callable[[Ref], Tensor], arrays: Mapping[Ref, Any]
+    ) -> Any:
+        """A product with a weight, where it is to be of eight bits; None for any other node."""
+        if not self._quantized or len(node.inputs) != 2 or self._is_varying(node.inputs[1]):
+            return None
+        x, ref = found(node.inputs[0]), node.inputs[1]
+        weight: Any = arrays[ref] if ref in arrays else found(ref).op.attrs.get("value")
+        return product(graph, node, x, weight, self._name_of(ref)) if is_product(node, x, weight) else None
 
     def _tensor(self, ref: Ref) -> Tensor:
         return self._step.feeds[ref[1]] if ref[0] == FED else self._step.graph.nodes[ref[0]].outputs[ref[1]]

@@ -21,19 +21,37 @@ if TYPE_CHECKING:
 
 @overload
 def freeze(
-    session: Session, inputs: Any, outputs: Any, *, given: Mapping[Any, Any] | None = None, name: str = "model"
+    session: Session,
+    inputs: Any,
+    outputs: Any,
+    *,
+    given: Mapping[Any, Any] | None = None,
+    name: str = "model",
+    quantize: str | None = None,
 ) -> Coroutine[Any, Any, Model]: ...
 
 
 @overload
 def freeze(
-    session: BlockingSession, inputs: Any, outputs: Any, *, given: Mapping[Any, Any] | None = None, name: str = "model"
+    session: BlockingSession,
+    inputs: Any,
+    outputs: Any,
+    *,
+    given: Mapping[Any, Any] | None = None,
+    name: str = "model",
+    quantize: str | None = None,
 ) -> Model: ...
 
 
 @fitting
 def freeze(
-    session: Any, inputs: Any, outputs: Any, *, given: Mapping[Any, Any] | None = None, name: str = "model"
+    session: Any,
+    inputs: Any,
+    outputs: Any,
+    *,
+    given: Mapping[Any, Any] | None = None,
+    name: str = "model",
+    quantize: str | None = None,
 ) -> Any:
     """The model that computes ``outputs`` from ``inputs``, mappings of names to tensors; to be awaited of a `Session`.
 
@@ -41,6 +59,8 @@ def freeze(
     so is what is computed of nothing but them, where it takes no more memory; ``given`` are tensors with one value for
     good, as ``{training: False}``. Placeholders keep their names; devices are forgotten. Of a checkpoint: open the
     session with ``checkpoints=``. It is no step of the program: no later draw differs for it.
+    ``quantize="int8"``: float32 weights that rows are multiplied with take a quarter of the memory, and products less
+    time; each column of a weight and each row has a scale of its own, and answers differ by about a hundredth.
     Raises `GraphError` where the outputs write a variable, wait for a queue, or need a placeholder that is no input.
     """
     kinds = Session, BlockingSession
@@ -50,7 +70,9 @@ def freeze(
     takes, answers = named(inputs, "inputs"), named(outputs, "outputs")
     if not answers:
         raise GraphError(f"{user_site()}: a model without outputs computes nothing; name some, as {{'scores': y}}")
-    cut = CutOut(takes, answers, list(fed))
+    if quantize not in (None, "int8"):
+        raise GraphError(f"{user_site()}: quantize is 'int8', or None, got {quantize!r:.200}")
+    cut = CutOut(takes, answers, list(fed), quantize == "int8")
     if isinstance(session, BlockingSession):
         return session._call(_frozen(session._session, cut, fed, name))
     return _frozen(session, cut, fed, name)

@@ -53,13 +53,13 @@ class Face:
         one = "/v2/models/{model}"
         self.application.add_routes(
             [
+                *(web.post(f"{path}/infer", self._infer) for path in (one, one + "/versions/{version}")),
                 web.get("/v2", self._server),
                 web.get("/v2/health/live", self._live),
                 web.get("/v2/health/ready", self._is_ready),
                 web.get("/metrics", self._metrics),
                 *(web.get(f"{path}/ready", self._is_ready) for path in (one, one + "/versions/{version}")),
                 *(web.get(path, self._metadata) for path in (one, one + "/versions/{version}")),
-                *(web.post(f"{path}/infer", self._infer) for path in (one, one + "/versions/{version}")),
             ]
         )
 

@@ -89,7 +89,11 @@ def read(body: bytes | bytearray, length: str | None, model: Model) -> Inquiry:
             raise FeedError(
                 f"the request gives the input {name!r:.200}{twice}; the model takes {', '.join(model.inputs)}"
             )
-        values[name], rest = _tensor(name, entry, model.inputs[name].spec, rest)
+        spec = model.inputs[name].spec
+        try:
+            values[name], rest = _tensor(entry, spec, rest)
+        except FeedError as error:
+            raise FeedError(f"{_told(name, spec)}, {error}") from None
     if missing := [name for name in model.inputs if name not in values]:
         raise FeedError(f"the request lacks {_told(missing[0], model.inputs[missing[0]].spec)}")
     if rest:
@@ -97,44 +101,44 @@ def read(body: bytes | bytearray, length: str | None, model: Model) -> Inquiry:
     return Inquiry(_id(request), values, _wanted(request, model))
 
 
-def _tensor(name: str, entry: Any, spec: Spec, rest: memoryview) -> tuple[Array, memoryview]:
-    """An input's value, and the bytes that follow it."""
-    expected, datatype = _told(name, spec), entry.get("datatype")
+def _tensor(entry: Any, spec: Spec, rest: memoryview) -> tuple[Array, memoryview]:
+    """An input's value, and the bytes that follow it. What does not fit is told without what was expected."""
+    datatype = entry.get("datatype")
     if datatype != DATATYPES[spec.dtype]:
         fix = "; text is not taken" if datatype == "BYTES" else f"; convert it to {DATATYPES[spec.dtype]}"
-        raise FeedError(f"{expected}, got datatype {datatype!r:.80}{fix}")
+        raise FeedError(f"got datatype {datatype!r:.80}{fix}")
     shape = entry.get("shape")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(type(n) is int and n >= 0 for n in shape):
-        raise FeedError(f"{expected}, got shape {shape!r:.200}; a shape is a list of sizes")
+        raise FeedError(f"got shape {shape!r:.200}; a shape is a list of sizes")
     if not spec.accepts(spec.dtype, tuple(shape)):
         fix = "; give it a first axis of 1" if spec.accepts(spec.dtype, (1, *shape)) else ""
-        raise FeedError(f"{expected}, got shape {shape}{fix}")
+        raise FeedError(f"got shape {shape}{fix}")
     size = _object(entry.get("parameters", {}), "parameters").get("binary_data_size")
     if size is None:
-        return _written_out(expected, entry.get("data"), shape, spec), rest
+        return _written_out(entry.get("data"), shape, spec), rest
     nbytes = math.prod(shape) * spec.dtype.itemsize
     if type(size) is not int or size != nbytes or size > len(rest) or "data" in entry:
         raise FeedError(
-            f"{expected} of shape {shape}, which is {nbytes} bytes; binary_data_size is {size!r:.80}, {len(rest)} came"
+            f"got shape {shape}, which is {nbytes} bytes; binary_data_size is {size!r:.80}, {len(rest)} came"
         )
     array = np.frombuffer(rest[:size], spec.dtype.newbyteorder("<")).reshape(shape)
     if spec.dtype.kind == "b" and size and array.view(np.uint8).max() > 1:
-        raise FeedError(f"{expected}, got bytes other than 0 and 1")
+        raise FeedError("got bytes other than 0 and 1")
     return array.astype(spec.dtype), rest[size:]
 
 
-def _written_out(expected: str, data: Any, shape: list[int], spec: Spec) -> Array:
+def _written_out(data: Any, shape: list[int], spec: Spec) -> Array:
     if not isinstance(data, list):
-        raise FeedError(f"{expected}, got data {data!r:.80}; data is a list, flat or nested")
+        raise FeedError(f"got data {data!r:.80}; data is a list, flat or nested")
     try:
         natural = np.asarray(data)
         if natural.dtype.kind not in RANKS or (natural.size and RANKS[natural.dtype.kind] > RANKS[spec.dtype.kind]):
-            raise FeedError(f"{expected}, got data of {natural.dtype}, as {_first(data)!r:.80}")
+            raise FeedError(f"got data of {natural.dtype}, as {_first(data)!r:.80}")
         array = narrowed(natural, spec.dtype) if natural.size else natural.astype(spec.dtype)
     except (SpecError, ValueError, OverflowError, TypeError) as error:
-        raise FeedError(f"{expected}: {error}") from None
+        raise FeedError(str(error)) from None
     if array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
-        raise FeedError(f"{expected}: shape {shape} is {math.prod(shape)} entries, and data {list(array.shape)}")
+        raise FeedError(f"got shape {shape}, which is {math.prod(shape)} entries, and data {list(array.shape)}")
     return array.reshape(shape)
 
 

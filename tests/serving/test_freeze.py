@@ -196,3 +196,56 @@ def test_a_model_says_what_it_takes() -> None:
             model(rows=X.astype("float64"))
         with pytest.raises(fr.ClosedError, match="open already"):
             model.__enter__()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape", [(None, 96), (None, 5, 96)])
+def test_weights_in_eight_bits_are_near_and_a_quarter_as_large(shape: Any, transposed: bool) -> None:
+    rng = np.random.default_rng(4)
+    values = rng.normal(size=(96, 128)).astype("float32") * rng.uniform(0.1, 10, 128).astype("float32")
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", shape, name="x")
+        w = fr.Variable(values.T if transposed else values, name="layer/w")
+        y = fr.matmul(x, w, transpose_b=transposed) + fr.Variable(np.ones(128, "float32"), name="b")
+    with fr.BlockingSession(graph) as session:
+        model = fr.serving.freeze(session, {"x": x}, {"y": y}, quantize="int8")
+        plain = fr.serving.freeze(session, {"x": x}, {"y": y})
+    constants = {n.name: n.attrs["value"] for n in model.graph.nodes if n.op.name == "constant"}
+    assert {name: value.dtype.name for name, value in constants.items() if value.size > 128} == {"layer/w/int8": "int8"}
+    given = rng.normal(size=tuple(7 if size is None else size for size in shape)).astype("float32")
+    with model, plain:
+        found, expected = model(x=given)["y"], plain(x=given)["y"]
+        alone = model(x=given[:1])["y"]
+        given[3] = np.nan
+        spoiled = model(x=given)["y"]
+    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+    np.testing.assert_array_equal(found[:1], alone)
+    np.testing.assert_array_equal(np.delete(spoiled, 3, axis=0), np.delete(found, 3, axis=0))
+    assert np.isnan(spoiled[3]).all()
+
+
+def test_what_is_small_or_no_weight_stays_as_it_is() -> None:
+    program = Trained()
+    with program.graph:
+        both, few = program.x @ fr.transpose(program.x), program.x @ X.T
+    with fr.BlockingSession(program.graph) as session:
+        model = fr.serving.freeze(session, [program.x], {"y": both, "z": few}, quantize="int8")
+        assert ops_of(model).count("matmul") == 2
+        with pytest.raises(GraphError, match="quantize is 'int8', or None, got 'int4'"):
+            fr.serving.freeze(session, [program.x], {"y": both}, quantize="int4")
+
+
+def test_a_weight_that_is_read_otherwise_too_keeps_its_floats_for_that() -> None:
+    values = np.random.default_rng(4).normal(size=(64, 64)).astype("float32")
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 64), name="x")
+        ids = fr.placeholder("int64", (None,), name="ids")
+        w = fr.Variable(values, name="w")
+        y, rows = x @ w, fr.take(w, ids)
+    for outputs in ({"y": y, "rows": rows}, {"rows": rows, "y": y}):
+        with fr.BlockingSession(graph) as session:
+            model = fr.serving.freeze(session, [x, ids], outputs, quantize="int8")
+        with model:
+            answer = model(x=values[:2], ids=np.array([5]))
+        np.testing.assert_array_equal(answer["rows"], values[[5]])
+        np.testing.assert_allclose(answer["y"], values[:2] @ values, atol=0.5)

@@ -47,7 +47,7 @@ def test_a_request_is_read() -> None:
         ({"shape": [True, 8]}, "a shape is a list of sizes"),
         ({"shape": [1] * 9}, "a shape is a list of sizes"),
         ({"shape": "1,8"}, "a shape is a list of sizes"),
-        ({"shape": [2, 8]}, r"shape \[2, 8\] is 16 entries, and data \[8\]"),
+        ({"shape": [2, 8]}, r"shape \[2, 8\], which is 16 entries, and data \[8\]"),
         ({"data": [[0] * 4] * 2}, r"data \[2, 4\]"),
         ({"data": ["0"] * 8}, "got data of <U1, as '0'"),
         ({"data": [None] * 8}, "got data of object, as None"),
