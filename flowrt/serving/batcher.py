@@ -81,15 +81,17 @@ class Batcher:
             async with Session(self.model.graph, options=self._options) as session:
                 step = session.compile(list(self.model.outputs.values()), list(self.model.inputs.values()))
                 await self._warm(step)
-                ready.set_result(None)
+                if not ready.cancelled():
+                    ready.set_result(None)
                 while batch := await self._next():
                     live = [request for request in batch if not request.answer.done()]
                     if live:
                         await self._run(step, live)
         except FlowrtError as error:
-            if ready.done():
+            if not ready.done():
+                ready.set_exception(error)
+            elif not ready.cancelled():
                 raise
-            ready.set_exception(error)
         finally:
             self._queue.close(cancel_pending_enqueues=True)
 
@@ -138,7 +140,7 @@ class Batcher:
         self.waiting_bytes += nbytes
         try:
             async with asyncio.timeout(self.batching.timeout):
-                await self._queue.enqueue([(request,)])  # type: ignore[list-item]  # there is room: it waits for nobody
+                await self._queue.enqueue([(request,)])  # type: ignore[list-item]  # at once, unless many were given up
                 return await request.answer
         except TimeoutError:
             raise StepTimeout(

@@ -78,7 +78,11 @@ class Endpoint:
     async def _put(self, model: Model, tasks: asyncio.TaskGroup) -> None:
         batcher, ready = Batcher(model, self._batching, self._options, self.metrics), asyncio.Future[None]()
         tasks.create_task(batcher.serve(ready))
-        await ready
+        try:
+            await ready
+        except asyncio.CancelledError:  # though it may be ready by now
+            batcher.close()
+            raise
         before, self._current = self._current, batcher
         if before is not None:
             before.close()

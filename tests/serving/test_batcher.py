@@ -15,6 +15,7 @@ import flowrt as fr
 from flowrt.base.errors import ClosedError, FeedError, FlowrtError, GraphError, StepTimeout, WouldBlock
 from flowrt.serving.batcher import Batcher
 from flowrt.serving.batching import Batching
+from flowrt.serving.endpoint import Endpoint
 
 LONG = 1000.0  # seconds that a batch may wait for others: here, until it is full
 
@@ -220,3 +221,20 @@ async def test_random_orders_and_sizes_give_everyone_their_own() -> None:
                 tasks.create_task(ask(int(start), int(rows), int(pause)))
         assert batcher.metrics.ended == {"ok": 300}
         assert batcher.metrics.runs < 300
+
+
+async def test_a_newer_version_whose_opening_is_given_up_at_any_moment_ends() -> None:
+    model, moment, cancelled = doubling(), 0, True
+    while cancelled:
+        moment += 1
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            endpoint = Endpoint(model, Batching(max_batch=2), None)
+            await endpoint.open(tasks)
+            opening = asyncio.create_task(endpoint._put(model, tasks))
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            opening.cancel()
+            await asyncio.wait([opening])
+            cancelled = opening.cancelled()
+            endpoint.close()
+    assert moment > 2
