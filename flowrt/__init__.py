@@ -69,7 +69,7 @@ with _passed_over():  # modules hold much and drop nothing: the collector would 
     from flowrt.typed import Operand, Result, op
 
 if _typing.TYPE_CHECKING:
-    from flowrt import data, delays, devices, launch, onnx, serving, summary, train
+    from flowrt import data, delays, devices, launch, metrics, onnx, serving, summary, train
     from flowrt.cluster.cluster import ClusterSpec, LocalCluster
     from flowrt.ledger import Ledger
     from flowrt.loss_scaling import LossScaled
@@ -87,6 +87,7 @@ _LATER = {
     "delays": "flowrt.delays",
     "devices": "flowrt.devices",
     "launch": "flowrt.launch",
+    "metrics": "flowrt.metrics",
     "onnx": "flowrt.onnx",
     "serving": "flowrt.serving",
     "simulate": "flowrt.simulation",
@@ -162,6 +163,7 @@ __all__ = [
     "gradients",
     "kernel",
     "launch",
+    "metrics",
     "name_scope",
     "no_gradient",
     "onnx",

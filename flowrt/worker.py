@@ -180,6 +180,12 @@ class _Standing:
             "peers": now.get("links", 0),
         }
 
+    def measure(self) -> str:
+        """Its numbers; no names but its own and its devices', as anybody may ask."""
+        from flowrt.metrics import of_node  # which few nodes are asked for
+
+        return of_node(self._task, self.state == "serving", {} if self._node is None else self._node.statistics())
+
 
 @asynccontextmanager
 async def _answering(settings: Settings, standing: _Standing, lines: JsonLines | None) -> AsyncIterator[None]:
@@ -187,8 +193,8 @@ async def _answering(settings: Settings, standing: _Standing, lines: JsonLines |
     if settings.health is None:
         yield
         return
-    async with answering(*settings.health, standing.look) as port:
-        _say(lines, f"answers /healthz and /readyz on port {port}", health=port)
+    async with answering(*settings.health, standing.look, standing.measure) as port:
+        _say(lines, f"answers /healthz, /readyz and /metrics on port {port}", health=port)
         yield
 
 

@@ -263,7 +263,8 @@ def _add_running(add: Callable[..., object]) -> None:
         type=_health,
         metavar="[HOST:]PORT",
         help="answer GET /healthz with 200 while the node lives, and GET /readyz with 200 while it can be used, else "
-        "503; by default where the node listens, or, while it is to --join, at every address",
+        "503, and GET /metrics with numbers for Prometheus; by default where the node listens, or, while it is to "
+        "--join, at every address",
     )
     add("--die-with-parent", action="store_true", help="end when stdin, a pipe that the parent holds, ends")
 

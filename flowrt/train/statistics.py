@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flowrt.base.errors import GraphError, user_site
-from flowrt.base.valueclass import valueclass
+from flowrt.base.valueclass import replace, valueclass
 from flowrt.sched.versions.ledger import Outcome
 from flowrt.train.attribution import Attribution
 from flowrt.train.picture import draw
@@ -146,8 +146,14 @@ class Tally:
         """So many batches were handed out and not kept in any step."""
         self._dropped += batches
 
-    def statistics(self) -> Statistics:
-        records = self.attribution.records()
-        each = tuple(counts.statistics(medians(records, replica)) for replica, counts in enumerate(self._replicas))
+    def counts(self) -> Statistics:
+        """`statistics` without the parts of steps, which take milliseconds to sum up."""
+        each = tuple(counts.statistics(None) for counts in self._replicas)
         lost = tuple(self._lost[replica] for replica in sorted(self._lost))
-        return Statistics(self._steps, self._dropped, each, lost, self.attribution.slow, records)
+        return Statistics(self._steps, self._dropped, each, lost, self.attribution.slow)
+
+    def statistics(self) -> Statistics:
+        """All of it."""
+        found, records = self.counts(), self.attribution.records()
+        each = tuple(counts.statistics(medians(records, replica)) for replica, counts in enumerate(self._replicas))
+        return replace(found, replicas=each, records=records)

@@ -167,6 +167,15 @@ async def test_a_node_says_by_http_whether_it_can_be_used_and_logs_objects(envir
         async with fr.Session(graph, cluster=fr.ClusterSpec({"ps": [place]}, environ["FLOWRT_TOKEN_FILE"])) as session:
             assert await session.run(y) == 6.0
             assert (await ask(port, "/readyz"))[1]["sessions"] == 1
+            told = await metrics(port)
+            assert "\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n" in told
+            for line in (
+                'flowrt_node_up{task="/job:ps/task:0"} 1',
+                'flowrt_node_sessions{task="/job:ps/task:0"} 1',
+                'flowrt_memory_peak_bytes{task="/job:ps/task:0",device="cpu:0"} ',
+                "# TYPE flowrt_node_messages_sent_total counter",
+            ):
+                assert f"\n{line}" in told
         process.terminate()
         async with asyncio.timeout(20):
             _, err = await process.communicate()
@@ -177,6 +186,16 @@ async def test_a_node_says_by_http_whether_it_can_be_used_and_logs_objects(envir
         assert list(line) == ["time", "level", "node", "message", "fields"]
         assert line["node"] == "/job:ps/task:0"
         assert datetime.fromisoformat(line["time"]).utcoffset() is not None
+
+
+async def metrics(port: int) -> str:
+    """What is answered to whom collects metrics."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    writer.close()
+    return answer.decode()
 
 
 def idle(task: str, state: str, ready: bool) -> dict[str, Any]:
@@ -198,7 +217,7 @@ async def test_a_node_that_waits_to_join_lives_and_is_not_ready(environ: dict[st
 
 async def test_what_is_no_question_after_health_is_refused_or_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowrt.net.node.health.SECONDS", 0.2)
-    async with answering("127.0.0.1", 0, lambda: {"ready": False}) as port:
+    async with answering("127.0.0.1", 0, lambda: {"ready": False}, str) as port:
         assert (await ask(port, "/"))[0] == 404
         assert (await ask(port, "/healthz", "POST"))[0] == 405
         assert await ask(port, "/healthz?now", "HEAD") == (200, None)
@@ -212,7 +231,7 @@ async def test_what_is_no_question_after_health_is_refused_or_cut(monkeypatch: p
 
 async def test_however_many_say_nothing_who_asks_after_health_is_answered() -> None:
     """A probe that waits is a node that is ended by who looks after it."""
-    async with answering("127.0.0.1", 0, lambda: {"ready": True}) as port:
+    async with answering("127.0.0.1", 0, lambda: {"ready": True}, str) as port:
         crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * CONNECTIONS)]
         assert (await ask(port, "/readyz"))[0] == 200
         async with asyncio.timeout(20):

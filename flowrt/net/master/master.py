@@ -350,8 +350,8 @@ class Master:
         """Forget the variables and queues of a container, or of all."""
         await self._ask_all("reset", container or "")
 
-    async def statistics(self) -> dict[str, Mapping[str, int]]:
-        """What is open on each task that is not lost, in numbers."""
+    async def statistics(self) -> dict[str, Mapping[str, Any]]:
+        """What is open, held and sent so far on each task that is not lost, in numbers."""
         return await self._ask_all("statistics")
 
     # ── steps ──

@@ -177,8 +177,8 @@ class NetworkNode:
         return reign
 
     def statistics(self) -> dict[str, Any]:
-        """What is open now, in numbers."""
-        return {
+        """What is open, held and sent so far, in numbers."""
+        return self.host.statistics() | {
             "steps": sum(len(reign.steps) for reign in self._reigns.values()),
             "open_steps": self.host.rendezvous.open_steps,
             "plans": sum(len(reign.plans) for reign in self._reigns.values()),

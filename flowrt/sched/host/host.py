@@ -121,6 +121,14 @@ class Host:
         """The variables that have a value here."""
         return self.variables.inventory()
 
+    def statistics(self) -> dict[str, Any]:
+        """What is held in the memory of each device, and how full the queues are, in numbers by name."""
+        memory = {name: device.statistics() for name, device in self.devices.items()}
+        return {
+            "memory": {name: {"held": s.held, "peak": s.peak, "limit": s.limit} for name, s in memory.items()},
+            "queues": {"/".join(filter(None, name)): _in_numbers(queue) for name, queue in self._queues.items()},
+        }
+
     def keep_rows(self, names: Collection[Name], groups: np.ndarray[Any, Any]) -> None:
         """Rows of variables that are saved are about to be written, those of ``groups`` as `group_rows` makes them."""
         self.variables.keep_rows(names, rows_of(groups))
@@ -148,6 +156,16 @@ class Host:
             for device in self.devices.values():
                 await device.aclose()
             pools.restore()
+
+
+def _in_numbers(queue: Queue) -> dict[str, int]:
+    now = queue.statistics()
+    return {
+        "size": now.size,
+        "capacity": now.capacity,
+        "waiting_enqueues": now.waiting_enqueues,
+        "waiting_dequeues": now.waiting_dequeues,
+    }
 
 
 def _queue_form(capacity: int, specs: Sequence[Spec], order: Sequence[Attr]) -> str:
