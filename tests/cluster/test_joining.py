@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from process_world import begun_node
 from test_ranges_of_replicas import WORKERS, batches, trainer_of
 
 import flowrt as fr
@@ -19,6 +17,9 @@ from flowrt.base.errors import GraphError
 from flowrt.cluster.cluster import LocalCluster
 from flowrt.net.door.tokens import new_token, save_token
 from flowrt.net.master.joining import choose
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PS = "/job:ps/task:0"
 HERE = "127.0.0.1"
@@ -66,13 +67,7 @@ def at(place: tuple[str, int]) -> str:
 @asynccontextmanager
 async def newcomer(door: tuple[str, int], token: Path, *more: str) -> AsyncIterator[Any]:
     """A process that joins at ``door``; it ends with the block."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "flowrt.worker", "--die-with-parent", "--threads=1", f"--token-file={token}"),
-        *("--job=worker", f"--join={at(door)}", *more),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(Path(fr.__file__).parent.parent)},
-    )
+    process = await begun_node(f"--token-file={token}", "--job=worker", f"--join={at(door)}", *more)
     try:
         yield process
     finally:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from flowrt.cluster.fork_server import kept_servers
+from flowrt.cluster.node_process import environment
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -24,6 +28,20 @@ async def running(*command: str, stdout: int = subprocess.PIPE, **options: Any) 
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+async def begun_node(*told: str) -> Any:
+    """A process that is a node of one thread and ends with this one, or with its stdin.
+
+    It is forked as those of clusters are, where there can be fork servers: started by itself, it imports for a second.
+    """
+    given, variables = ["--die-with-parent", "--threads=1", *told], environment(1, ())
+    servers = kept_servers()
+    server = servers.serving(variables) if servers is not None else None
+    if server is not None:
+        return await server.fork(given, variables)
+    command, pipe = [sys.executable, "-m", "flowrt.worker", *given], asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=variables)
 
 
 async def ended(process: int) -> None:
