@@ -20,6 +20,7 @@ from process_world import ended, running
 import flowrt as fr
 from flowrt.net.door.tokens import new_token, save_token
 from flowrt.net.node.health import CONNECTIONS, answering
+from flowrt.worker import main
 
 HERE = {"PYTHONPATH": str(Path(fr.__file__).parent.parent)}
 OTHERS = re.compile(r"FLOWRT_(CLUSTER|JOB|TASK|HOSTS|RANK|PORT)|TF_CONFIG|RANK|WORLD_SIZE|MASTER_|SLURM_")
@@ -94,12 +95,27 @@ async def test_nodes_take_their_places_from_the_environment_and_train(environ: d
         ({}, ["--job=ps"], 2, "--task says which"),
     ],
 )
-async def test_the_exit_code_says_why_a_node_does_not_start(
-    environ: dict[str, str], more: dict[str, str], arguments: list[str], code: int, says: str
+def test_the_exit_code_says_why_a_node_does_not_start(
+    environ: dict[str, str],
+    more: dict[str, str],
+    arguments: list[str],
+    code: int,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async with node(environ | more, *arguments) as process, asyncio.timeout(30):
+    monkeypatch.setattr(os, "environ", environ | more)
+    try:
+        answer: Any = main(arguments)
+    except SystemExit as error:  # as argparse says what it cannot read
+        answer = error.code
+    assert (answer, says in capsys.readouterr().err) == (code, True)
+
+
+async def test_a_node_that_is_of_no_cluster_ends_with_that_exit_code(environ: dict[str, str]) -> None:
+    async with node(environ) as process, asyncio.timeout(30):
         _, err = await process.communicate()
-        assert (process.returncode, says in err.decode()) == (code, True), err
+        assert (process.returncode, b"no cluster is named in the environment" in err) == (3, True), err
 
 
 def test_a_node_that_cannot_start_says_why_in_one_line_also_where_its_parent_is_gone(environ: dict[str, str]) -> None:
