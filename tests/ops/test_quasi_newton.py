@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize, rosen, rosen_der
 
 import flowrt as fr
 
@@ -39,6 +38,8 @@ def steps_taken(loss: Any, variables: Sequence[Any], most: int) -> tuple[int, fl
 
 @pytest.mark.parametrize("size", [2, 100])
 def test_rosenbrocks_valley_is_gone_through_in_about_as_many_steps_as_by_scipy(size: int) -> None:
+    from scipy.optimize import minimize, rosen, rosen_der
+
     start = np.tile([-1.2, 1.0], size // 2)
     expected = minimize(rosen, start, jac=rosen_der, method="L-BFGS-B", options={"ftol": 0, "gtol": 1e-6})
     with fr.Graph():
@@ -52,6 +53,7 @@ def test_rosenbrocks_valley_is_gone_through_in_about_as_many_steps_as_by_scipy(s
 @cache
 def digits() -> tuple[np.ndarray, np.ndarray, Any]:
     """Images of some digits, their labels, and where SciPy ends when it fits a linear classifier to them."""
+    from scipy.optimize import minimize
     from sklearn.datasets import load_digits
 
     images, labels = (found[:400] for found in load_digits(return_X_y=True))
