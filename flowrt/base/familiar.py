@@ -80,7 +80,7 @@ def answering(namespace: str, module: Mapping[str, Any]) -> tuple[Callable[[str]
 
 def absent(namespace: str, module: Mapping[str, Any], name: str) -> AttributeError:
     """The error for a ``name`` that the module does not have."""
-    there = [known for known, value in module.items() if _is_public(known, value)]
+    there = (known for known, value in module.items() if _is_public(known, value))  # looked through where it is asked
     return AttributeError(f"module {module['__name__']!r} has no attribute {name!r}{hint(namespace, name, there)}")
 
 
