@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from process_world import running
+from process_world import begun_node
 from test_ranges_of_replicas import WORKERS, batches, trainer_of
 
 import flowrt as fr
 from flowrt.cluster.cluster import ClusterSpec, LocalCluster, parse_address
 from flowrt.net.door.tokens import save_token
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MOVES = WORKERS[1]
 
@@ -37,11 +36,14 @@ class Elsewhere:
 @asynccontextmanager
 async def again(token: Path) -> AsyncIterator[str]:
     """Another node of the task: its address."""
-    command = sys.executable, "-m", "flowrt.worker", "--job=worker", "--task=1", "--bind=127.0.0.1:0", "--threads=1"
-    path = {"PYTHONPATH": str(Path(fr.__file__).parent.parent)}
-    async with running(*command, f"--token-file={token}", env=os.environ | path, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
+    process = await begun_node("--job=worker", "--task=1", "--bind=127.0.0.1:0", f"--token-file={token}")
+    try:
         yield (await process.stdout.readline()).decode().split()[-1]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        process.stdin.close()
+        await process.wait()
 
 
 async def counts_again(session: fr.Session, trainer: Any, losses: int) -> None:
