@@ -188,12 +188,10 @@ def power(call: NodeCall) -> Value:
     base, exponent = call.spec(0).dtype, call.spec(1).dtype
     if base.kind != "f" and exponent.kind == "f":
         return cast_as_onnx(fr.pow(fr.astype(call[0], "float64"), call[1]), base)
-    if base == exponent:
-        return fr.pow(call[0], call[1])
     found = known(call[1])
-    if base.kind == "f" and found is not None and found.size == 1 and float(found.reshape(())) == 2.0:
-        return fr.square(call[0]) if found.ndim == 0 else fr.multiply(call[0], fr.broadcast_to(call[0], call.shape(0)))
-    return fr.pow(call[0], fr.astype(call[1], base.name))
+    if base.kind == "f" and found is not None and found.size == 1 and found.ndim <= call.rank(0) and found.max() == 2:
+        return each(call, fr.square, call[0])
+    return fr.pow(call[0], cast_as_onnx(call[1], base))
 
 
 @reads("BitShift")

@@ -83,22 +83,12 @@ def quantized(x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any]) 
 
 def _blocks(call: NodeCall, values: Value, axis: int) -> Value:
     """Scales, or zeros, of blocks along an axis, one for each entry."""
-    size, dims = int(call.attr("block_size", 0)), call.shape(0)
+    size, whole = int(call.attr("block_size", 0)), call.shape(0)[axis] if call.rank(0) else 1
     if not size:
         return along(values, call.rank(0), axis)
-    repeated = fr.reshape(
-        fr.broadcast_to(
-            fr.expand_dims(values, axis + 1),
-            tuple(s for i, n in enumerate(described(values).shape) for s in ((n, size) if i == axis else (n,))),
-        ),
-        tuple(-1 if i == axis else n for i, n in enumerate(described(values).shape)),
-    )
-    whole = dims[axis]
-    return (
-        repeated
-        if isinstance(repeated, np.ndarray) and repeated.shape[axis] == whole
-        else repeated[tuple(slice(None, whole) if i == axis else slice(None) for i in range(len(dims)))]
-    )
+    if whole is None:
+        raise Unreadable("the size of an axis in blocks must be known")
+    return fr.take(values, np.arange(whole) // size, axis)
 
 
 def _axis(call: NodeCall) -> int:
