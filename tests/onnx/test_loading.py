@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from example import normal
 from onnx import TensorProto, helper, numpy_helper
-from onnx_world import model_of
+from onnx_world import light_model, model_of
 
 import flowrt as fr
 from flowrt.onnx import backend
@@ -386,3 +386,16 @@ def test_recurrent_layers_of_examples_of_different_lengths_are_what_the_runtime_
     wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
     for found, want in zip(backend.prepare(model).run([x]), wanted, strict=True):
         np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
+def test_a_classifier_of_images_is_what_the_runtime_makes_of_it(name: str) -> None:
+    """Models of opset 9, with weights that are drawn, so that what comes of them tells entries apart."""
+    model, x = light_model(name), normal(1, 3, 224, 224)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    judge = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    (wanted,) = judge.run(None, {judge.get_inputs()[0].name: x})
+    (found,) = backend.prepare(model).run([x])
+    assert wanted.std() > 1e-5
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)

@@ -121,3 +121,22 @@ def model_of(
         [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+def light_model(name: str) -> Any:
+    """One of the image classifiers that ONNX comes with, whose weights are left out: with weights drawn by chance."""
+    model = onnx.load(str(Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{name}.onnx"))
+    rng, nodes = np.random.default_rng(0), []
+    shapes = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type != "ConstantOfShape" or node.input[0] not in shapes:
+            nodes.append(node)
+            continue
+        shape = tuple(shapes[node.input[0]].tolist())
+        near = np.sqrt(2 / max(np.prod(shape[1:], dtype=int), 1))  # what keeps sums of products about as large
+        drawn = rng.uniform(0.5, 1.5, shape) if len(shape) < 2 else rng.normal(scale=near, size=shape)
+        model.graph.initializer.append(numpy_helper.from_array(drawn.astype(np.float32), node.output[0]))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.ir_version = 8  # from 4 on, weights need not be inputs
+    return model
