@@ -26,6 +26,7 @@ from numba.core.sigutils import normalize_signature
 from flowrt.base.errors import GraphError
 from flowrt.kernels.emit import processor, reshaping
 from flowrt.kernels.emit.abi import INLINED, OPTIONS
+from flowrt.kernels.emit.pipeline import Pipeline
 from flowrt.kernels.emit.roundings import contract
 from flowrt.kernels.store.surroundings import has_fused_products
 
@@ -174,7 +175,7 @@ class Lowered(CPUDispatcher):  # type: ignore[misc]
         flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
         library = _codegen().create_library(self.py_func.__qualname__)
         made = compiler.compile_extra(
-            self.typingctx, self.targetctx, self.py_func, types, returned, flags, {}, library=library
+            self.typingctx, self.targetctx, self.py_func, types, returned, flags, {}, library, Pipeline
         )
         name = object()
         self.targetctx.insert_user_function(name, made.fndesc, [library])

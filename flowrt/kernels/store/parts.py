@@ -23,6 +23,7 @@ MAKERS = (
     "flowrt.kernels.language.composing",
     "flowrt.kernels.language.costs",
     "flowrt.kernels.emit.lowering",
+    "flowrt.kernels.emit.pipeline",
     "flowrt.kernels.emit.roundings",
     "flowrt.kernels.emit.processor",
     "flowrt.kernels.emit.elementwise",
