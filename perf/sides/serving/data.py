@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ SIZES = {"small": (784, 256, 10), "large": (784, 2048, 2048, 10)}
 LENGTH = "Inference-Header-Content-Length"
 
 
+@cache  # answers are compared with what they should be, of every client
 def weights(case: str) -> list[np.ndarray[Any, Any]]:
     rng = np.random.default_rng(0)
     sizes = SIZES[case]
