@@ -55,6 +55,7 @@ with _passed_over():  # modules hold much and drop nothing: the collector would 
     )
     from flowrt.base.familiar import absent as _absent
     from flowrt.base.spec import Spec
+    from flowrt.base.spec import bfloat16 as _bfloat16
     from flowrt.gradients import gradients
     from flowrt.graph import Graph, Tensor, colocate_with, container, control_dependencies, device, name_scope
     from flowrt.graph import Node as Operation
@@ -69,6 +70,8 @@ with _passed_over():  # modules hold much and drop nothing: the collector would 
     from flowrt.typed import Operand, Result, op
 
 if _typing.TYPE_CHECKING:
+    from ml_dtypes import bfloat16
+
     from flowrt import data, delays, devices, launch, metrics, onnx, serving, summary, train
     from flowrt.cluster.cluster import ClusterSpec, LocalCluster
     from flowrt.ledger import Ledger
@@ -99,6 +102,10 @@ _LATER = {
 if not _typing.TYPE_CHECKING:  # for checkers nothing answers what is not there
 
     def __getattr__(name: str) -> _typing.Any:
+        if name == "bfloat16":
+            value = _bfloat16().type
+            globals()[name] = value
+            return value
         if name not in _LATER:
             raise _absent("fr", globals(), name)
         module = _import_module(_LATER[name])
@@ -153,6 +160,7 @@ __all__ = [
     "Tensor",
     "VersionMismatch",
     "WouldBlock",
+    "bfloat16",
     "colocate_with",
     "container",
     "control_dependencies",

@@ -20,6 +20,7 @@ from flowrt.base.collection import held_back
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.plain import as_dtype_of
 from flowrt.base.plan import Plan, resources_in
+from flowrt.base.spec import is_float
 from flowrt.base.tracebacks import brief
 from flowrt.graph import Graph, Node, Tensor, beside, name_scope
 from flowrt.op import active_builder, as_value, building, set_gradients
@@ -258,7 +259,7 @@ def _reads_anew(node: Node | PlanNode, reads: Mapping[Name, Tensor]) -> bool:
 
 def _is_real(tensor: Tensor) -> bool:
     """Whether a tensor varies continuously: integers and bools have no derivative."""
-    return tensor.dtype.kind == "f"
+    return is_float(tensor.dtype)
 
 
 def _weights(ys: Sequence[Tensor], grad_ys: Any) -> list[Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.familiar import hint
 from flowrt.base.plain import common_dtype
+from flowrt.base.spec import is_float
 from flowrt.base.tracebacks import brief
 from flowrt.indexing import indexed
 from flowrt.op import REGISTRY, as_value
@@ -173,7 +174,7 @@ class Operators(Generic[Answer]):
 
     def __invert__(self) -> Answer:
         dtype = as_value(self).dtype
-        if dtype.kind == "f":
+        if is_float(dtype):
             raise GraphError(f"{user_site()}: ~ flips bools and the bits of integers, not {dtype}")
         if dtype.kind == "b":
             return self._with("logical_not")

@@ -23,7 +23,7 @@ import msgpack
 import numpy as np
 
 from flowrt.base.errors import BrokenStream, FlowrtError, SpecError
-from flowrt.base.spec import DTYPES, MAX_RANK, as_dtype
+from flowrt.base.spec import DTYPES, MAX_RANK, as_dtype, bfloat16
 from flowrt.base.valueclass import valueclass
 
 Message: TypeAlias = Any
@@ -61,8 +61,7 @@ _DTYPES = {wire.str.encode(): np.dtype(name) if wire == np.dtype(name) else wire
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _PREFIX = struct.Struct("<I")
 _DIMENSIONS = [struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1)]
-_CONTAINERS = (dict, list, tuple)
-_EMPTY = ()
+_CONTAINERS, _EMPTY = (dict, list, tuple), ()
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})  # what most values are
 SHORT = 1 << 10  # bytes of a header that may be decoded before it is surveyed
 MOST_CONTAINERS = 128  # bytes of it that may begin one, as bytes of floats may: each may claim as many values as bytes
@@ -163,8 +162,9 @@ class _Spent:
 
 
 def bytes_of(array: Array) -> memoryview:
-    """The bytes of a C-contiguous array, uncopied."""
-    return array.data.cast("B") if array.size else memoryview(b"")
+    """The bytes of a C-contiguous array, uncopied. NumPy lends no memory of bfloat16, but of its bits."""
+    plain = array.view("u2") if array.dtype.kind == "V" else array
+    return plain.data.cast("B") if array.size else memoryview(b"")
 
 
 def _check_plain(message: Message, limits: Limits) -> int:
@@ -220,7 +220,7 @@ def describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """What stands for an array in a header: three bytes of dtype, eight per dimension."""
     if len(shape) > MAX_RANK:
         raise SpecError(f"an array in a message has at most {MAX_RANK} dimensions, got {len(shape)}")
-    return _CODES[dtype] + _DIMENSIONS[len(shape)].pack(*shape)
+    return (_CODES.get(dtype) or dtype.str.encode()) + _DIMENSIONS[len(shape)].pack(*shape)
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -341,7 +341,7 @@ def decode_whole(data: memoryview, length: int, allocate: Allocate) -> tuple[Mes
         if not begin < at <= len(data):
             raise ValueError(size)
         array = allocate(dtype, shape)
-        array.data.cast("B")[:] = data[begin:at]
+        bytes_of(array)[:] = data[begin:at]
         return array
 
     try:
@@ -475,7 +475,7 @@ def layout_of(description: bytes, most: int, kind: int = _ARRAY) -> Layout:
 
 def _layout(kind: int, data: bytes) -> Layout:
     """The array that an extension describes."""
-    dtype, rank = _DTYPES.get(data[:3]), (len(data) - 3) // 8
+    dtype, rank = bfloat16() if data[:3] == b"<V2" else _DTYPES.get(data[:3]), (len(data) - 3) // 8
     if kind != _ARRAY or dtype is None or len(data) != 3 + 8 * rank:
         raise BrokenStream(f"the header holds an extension that describes no array: {data[:16]!r}")
     if rank > MAX_RANK:

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.errors import SpecError
-from flowrt.base.spec import THE_DTYPES, Spec, holds, spec_of
+from flowrt.base.spec import THE_DTYPES, Spec, holds, is_float, is_half, kind_of, largest, spec_of
 
 _PYTHON = (bool, int, float)
 _EXAMPLES: dict[str, Any] = {"b": np.dtype(bool), "u": 0, "i": 0, "f": 0.0}  # of a kind of weak numbers, for NumPy
 _ALWAYS_FITS = float(np.finfo(np.float32).max)
+_FLOAT16 = np.dtype(np.float16)
 RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
@@ -77,7 +78,7 @@ def narrowed(array: np.ndarray[Any, Any], dtype: np.dtype[Any], fix: str = "") -
         return array
     with np.errstate(over="ignore"):
         found = array.astype(dtype.type)  # not the dtype: plans go by the one object that arrays share
-    beyond = np.isinf(found) & np.isfinite(array) if dtype.kind == "f" else found != array
+    beyond = np.isinf(found) & np.isfinite(array) if is_float(dtype) else found != array
     if beyond.any():
         raise SpecError(f"{array[beyond][0]} does not fit {dtype}, which holds {_range(dtype)}{fix}")
     return found
@@ -140,15 +141,22 @@ def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
     numbers = [value for value in weak if isinstance(value, _PYTHON) and not isinstance(value, np.generic)]
     telling = [default_dtype(value) for value in weak if not any(value is number for number in numbers)]
     if telling:
-        return np.result_type(*telling, *[_EXAMPLES[_kind(value)] for value in numbers])
+        return _promoted(tuple(telling), tuple(map(_kind, numbers)))
     found = np.result_type(*[default_dtype(number) for number in numbers])
     return np.dtype(np.float32) if found.kind == "f" else found
 
 
 @lru_cache(1024)
 def _promoted(strong: tuple[np.dtype[Any], ...], weak: tuple[str, ...]) -> np.dtype[Any]:
-    """The result type of dtypes and of weak numbers of these kinds."""
-    return np.result_type(*strong, *[_EXAMPLES[kind] for kind in weak])
+    """The result type of dtypes and of weak numbers of these kinds.
+
+    NumPy's, where bfloat16 is to others what float16 is; both together make float32.
+    """
+    halves = {dtype for dtype in strong if is_half(dtype)}
+    both = [np.float32] if len(halves) > 1 else []
+    known = [_FLOAT16 if is_half(dtype) else dtype for dtype in strong]
+    found = np.result_type(*known, *both, *[_EXAMPLES[kind] for kind in weak])
+    return halves.pop() if found == _FLOAT16 and halves else found
 
 
 def _kind(value: Any) -> str:
@@ -159,14 +167,13 @@ def _kind(value: Any) -> str:
         return "i"
     if isinstance(value, float):
         return "f"
-    return default_dtype(value).kind if isinstance(value, (list, tuple)) else _number_kind(value)
+    return kind_of(default_dtype(value)) if isinstance(value, (list, tuple)) else _number_kind(value)
 
 
 def _number_kind(number: np.generic) -> str:
-    kind = number.dtype.kind
-    if kind not in RANKS:
-        default_dtype(number)  # raises
-    return kind
+    if number.dtype.kind not in RANKS:
+        default_dtype(number)  # raises, where that is not bfloat16
+    return kind_of(number.dtype)
 
 
 def as_dtype_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -177,11 +184,11 @@ def as_dtype_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if not is_weak(value):
         return default_array(value).astype(dtype)
     try:
-        if type(value) in _PYTHON and dtype.kind == "f" and not abs(value) > _ALWAYS_FITS:
+        if type(value) in _PYTHON and is_float(dtype) and not abs(value) > _always_fits(dtype):
             return np.array(value, dtype)
         plain = value if type(value) is int else np.asarray(value).tolist()  # NumPy's own numbers would wrap around
         with np.errstate(over="raise", invalid="raise"):
-            return np.array(plain, dtype)
+            return np.array(plain, dtype) if not is_half(dtype) else _halves(plain, dtype)
     except (OverflowError, FloatingPointError):
         raise SpecError(
             f"{shortened(value)} does not fit {dtype}, which holds {_range(dtype)}; use a wider dtype, with astype"
@@ -190,16 +197,31 @@ def as_dtype_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         raise SpecError(f"{shortened(value)} is not a tensor of {dtype}: {error}") from None
 
 
+def _halves(plain: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Plain numbers as floats of 16 bits; raises `OverflowError` for one beyond them, where NumPy makes infinity."""
+    wide = np.array(plain, np.float64)
+    with np.errstate(over="ignore"):
+        found = wide.astype(dtype.type)
+    if np.any(np.isinf(found) & np.isfinite(wide)):
+        raise OverflowError
+    return found
+
+
+def _always_fits(dtype: np.dtype[Any]) -> float:
+    """Up to what size numbers fit ``dtype``, whatever they are rounded to."""
+    return largest(dtype) if is_half(dtype) else _ALWAYS_FITS
+
+
 def _range(dtype: np.dtype[Any]) -> str:
-    if dtype.kind == "f":
-        return f"numbers up to {float(np.finfo(dtype).max):.3g}, and inf"
+    if is_float(dtype):
+        return f"numbers up to {largest(dtype):.3g}, and inf"
     bounds = np.iinfo(dtype)
     return f"integers from {bounds.min} to {bounds.max}"
 
 
 def widened(values: Sequence[Any], dtype: np.dtype[Any]) -> np.dtype[Any]:
     """``dtype``, or a wider one of its kind where a number among ``values`` needs that."""
-    wide = np.dtype(np.float64 if dtype.kind == "f" else np.int64)
+    wide = np.dtype(np.float64 if is_float(dtype) else np.int64)
     if dtype.itemsize == wide.itemsize or all(fits(value, dtype) for value in values if is_weak(value)):
         return dtype
     return wide
@@ -207,7 +229,7 @@ def widened(values: Sequence[Any], dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def fits(value: Any, dtype: np.dtype[Any]) -> bool:
     """Whether ``dtype`` holds numbers as large as the weak ``value``."""
-    if type(value) in _PYTHON and dtype.kind == "f":
+    if type(value) in _PYTHON and is_float(dtype) and not is_half(dtype):
         return math.isinf(value) or not abs(value) > _ALWAYS_FITS
     try:
         as_dtype_of(value, dtype)
@@ -218,7 +240,7 @@ def fits(value: Any, dtype: np.dtype[Any]) -> bool:
 
 def takes(value: Any, dtype: np.dtype[Any]) -> bool:
     """Whether a tensor of ``dtype`` beside ``value`` keeps its dtype: that is weak, and of no higher kind."""
-    return is_weak(value) and RANKS[_kind(value)] <= RANKS[dtype.kind]
+    return is_weak(value) and RANKS[_kind(value)] <= RANKS[kind_of(dtype)]
 
 
 def fitting_array(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -228,7 +250,7 @@ def fitting_array(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """
     array = _as_written(value)
     out = as_dtype_of(value, dtype)
-    if RANKS[array.dtype.kind] > RANKS[dtype.kind] or (dtype.kind in "iu" and not np.array_equal(out, array)):
+    if RANKS[kind_of(array.dtype)] > RANKS[kind_of(dtype)] or (dtype.kind in "iu" and not np.array_equal(out, array)):
         raise SpecError(
             f"{shortened(value)}, {default_dtype(value)}, does not fit {dtype}; convert it with .astype first"
         )

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,8 +21,11 @@ from flowrt.base.valueclass import valueclass
 Shape: TypeAlias = tuple[int | None, ...]
 Value: TypeAlias = int | tuple["Value", ...] | None
 
-DTYPES = ("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)), "float32", "float64")
-"""What a tensor may hold: the dtypes that kernels compute."""
+INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
+DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
+"""What a tensor may hold, beside bfloat16: NumPy's own dtypes."""
+BFLOAT16 = "bfloat16"
+_BITS = np.dtype("uint16")
 MAX_RANK = 8
 MOST_SLID = 2**31  # how far a window reaches or goes at once, at most
 MOST_BYTES = 2**63 - 1  # what memory can address; axes of size 0 do not count
@@ -31,16 +34,59 @@ _INT = frozenset({int})
 
 
 _KNOWN: dict[Any, np.dtype[Any]] = {known: np.dtype(name) for name in DTYPES for known in (name, np.dtype(name))}
-THE_DTYPES = "they are of bool, int8 to int64, uint8 to uint64, float32 or float64"
+THE_DTYPES = "they are of bool, int8 to int64, uint8 to uint64, bfloat16, float16, float32 or float64"
 
 
 NAMES: dict[np.dtype[Any], str] = {np.dtype(name): name for name in DTYPES}
 """NumPy works a dtype's name out anew each time, in the time that a node takes to be built otherwise."""
 
 
+@cache
+def bfloat16() -> np.dtype[Any]:
+    """The dtype that NumPy knows once ml_dtypes is imported, as it is where a program first has to do with one."""
+    import ml_dtypes
+
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    NAMES[found] = BFLOAT16
+    _KNOWN.update({BFLOAT16: found, found: found})
+    return found
+
+
+def kind_of(dtype: np.dtype[Any]) -> str:
+    """NumPy's letter for what a tensor's entries are: b, i, u or f, which of bfloat16 is V to NumPy."""
+    return "f" if dtype.kind == "V" else dtype.kind
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether a tensor of ``dtype`` holds floats."""
+    return dtype.kind in "fV"
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Whether these are floats of 16 bits, which are stored as such and computed with in float32."""
+    return dtype.itemsize == 2 and dtype.kind in "fV"
+
+
+@cache
+def largest(dtype: np.dtype[Any]) -> float:
+    """The largest number that is not infinite, of a dtype of floats."""
+    return float.fromhex("0x1.fep127") if dtype.kind == "V" else float(np.finfo(dtype).max)
+
+
+@cache
+def epsilon(dtype: np.dtype[Any]) -> float:
+    """How far it is from 1 to the next number, of a dtype of floats."""
+    return 2.0**-7 if dtype.kind == "V" else float(np.finfo(dtype).eps)
+
+
+def stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What memory holds for kernels to see: of floats of 16 bits their bits."""
+    return _BITS if is_half(dtype) else dtype
+
+
 def holds(dtype: np.dtype[Any]) -> bool:
     """Whether a tensor may be of ``dtype``, in this machine's byte order."""
-    return dtype in _KNOWN
+    return dtype in _KNOWN or (dtype.kind == "V" and dtype.name == BFLOAT16 and dtype == bfloat16())
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
@@ -52,6 +98,8 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def _named(dtype: Any) -> np.dtype[Any]:
+    if isinstance(dtype, str) and dtype == BFLOAT16:
+        return bfloat16()
     try:
         named = isinstance(dtype, (str, type, np.dtype))
         found = np.dtype(dtype).newbyteorder("=") if named else None

@@ -26,7 +26,7 @@ Written: TypeAlias = tuple[str, int, str]
 
 PIECE = 4 << 20  # bytes read, written and hashed at once
 ALIGNMENT = 64  # of the first tensor
-_LETTERS = {"bool": "BOOL", "float32": "F32", "float64": "F64"}
+_LETTERS = {"bool": "BOOL", "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 _LETTERS |= {f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
 

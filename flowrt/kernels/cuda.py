@@ -16,7 +16,7 @@ import numpy as np
 from numba import cuda, typeof, types
 from numba.np.numpy_support import from_dtype
 
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, stored
 from flowrt.kernels.cuda_copies import CudaCopies, Gpu, Libraries, LibraryLaunch
 from flowrt.kernels.cuda_functions import bound
 from flowrt.kernels.cuda_fused import entries_together, entrywise, expression_of
@@ -169,8 +169,8 @@ def _as_a_device_has(word: Any) -> Any:
 
 
 def _typed(memory: Any, spec: Spec) -> Any:
-    """Bytes as a flat array of the spec's dtype."""
-    return memory[: spec.nbytes].view(spec.dtype)
+    """Bytes as a flat array of what kernels see of the spec's dtype."""
+    return memory[: spec.nbytes].view(stored(spec.dtype))
 
 
 def _viewed(flat: Any, view: View) -> Any:

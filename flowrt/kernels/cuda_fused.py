@@ -15,6 +15,7 @@ import numpy as np
 from numba import cuda
 
 from flowrt.kernels.cuda_functions import bound
+from flowrt.kernels.language.bits import on_bits
 from flowrt.kernels.language.expression import Expression, Member
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def expression_of(step: LaunchStep) -> Expression:
     """What a step computes entry by entry."""
     kernel, reads = step.kernel, step.reads
     if kernel.expression is not None:
-        return kernel.expression
+        return on_bits(kernel.expression)
     member = Member(kernel.function, tuple(range(reads)), step.dtypes[-1], kernel.op, kernel.cost)
     return Expression(step.dtypes[:reads], (member,), (reads,))
 

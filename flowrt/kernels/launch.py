@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from flowrt.base.errors import FlowrtError
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, is_half, stored
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.own import raised_in
 from flowrt.kernels.language.table import (
@@ -142,6 +142,9 @@ class LaunchStep:
     dtypes: tuple[np.dtype[Any], ...]
     call: Call
     reads: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtypes", tuple(map(stored, self.dtypes)))
 
     @property
     def units(self) -> int:
@@ -337,14 +340,14 @@ def in_ways(op: str, choose: Callable[..., str], ways: Mapping[str, Callable[...
     for name, function in zip(names, ways.values(), strict=True):
         kernel(name, **how)(function)
         WAYS[name] = names
-    kernel(op, form=Form.PROGRAM, dtypes=how.get("dtypes"))(apply)
+    kernel(op, form=Form.PROGRAM, dtypes=how.get("dtypes"), moved=how.get("moved", ()))(apply)
     host_only(*names, why=f"a way of a processor to go about {op}, which has a twin")
 
 
 def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) -> list[LaunchStep]:
-    target, dtype, steps = len(inputs), output.dtype, []
+    target, dtype, steps = len(inputs), stored(output.dtype), []
     if call.words:
-        word = call.words[0]
+        word = int(np.array(call.words[0], output.dtype).view(dtype)) if is_half(output.dtype) else call.words[0]
         exact = dtype.kind in "biu" and not _floating(word)  # a float64 holds no more than 53 bits of an integer
         value = (int(word) if exact else float(word),)
         if device == "cpu" and len(call.views) == 2:

@@ -9,7 +9,7 @@ from flowrt.base.locating import located
 from flowrt.op import whole
 from flowrt.ops.comparison import greater
 from flowrt.ops.elementwise import add, clip, exp, expm1, maximum, minimum, multiply, sigmoid, square, where
-from flowrt.ops.inference import as_float
+from flowrt.ops.inference import as_float, far_below
 from flowrt.typed import op
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ __all__ = [
 
 
 FAR = 40.0  # so far from 0 no float is left of a normal number's density
-FARTHEST = -1e30  # below, x times a probability is 0, and at -inf no product says so
 
 
 @op(gradient=lambda node, dy: (dy * sigmoid(node.inputs[0]),))
@@ -39,7 +38,7 @@ def softplus(x: Operand, *, name: str | None = None) -> Result:
 @located("silu")
 def silu(x: Operand) -> TensorOrArray:
     """``x * sigmoid(x)``, also called swish. Elfwing et al., "Sigmoid-weighted linear units", 2018."""
-    near = multiply(maximum(minimum(x, FAR), FARTHEST), sigmoid(x))
+    near = multiply(maximum(minimum(x, FAR), far_below(x)), sigmoid(x))  # 0 at -inf, too
     return where(greater(x, FAR), x, near)  # whose slope would be infinite times 0
 
 
@@ -78,7 +77,7 @@ def gelu(x: Operand, approximate: bool = False) -> TensorOrArray:
         return gelu_op(x)
     near = clip(x, -FAR, FAR)  # beyond, neither the sigmoid nor its slope changes, but the cube would overflow
     twice = multiply(multiply(near, 2 * math.sqrt(2 / math.pi)), add(multiply(square(near), 0.044715), 1.0))
-    return multiply(maximum(x, FARTHEST), sigmoid(twice))  # half of tanh and 1, whose sum would cancel below 0
+    return multiply(maximum(x, far_below(x)), sigmoid(twice))  # half of tanh and 1, whose sum would cancel below 0
 
 
 @whole

@@ -13,14 +13,14 @@ import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, is_float, kind_of
 from flowrt.base.traits import Arranged
 from flowrt.graph import control_dependencies
 from flowrt.op import as_value, gradients_inside, whole
 from flowrt.ops.comparison import greater, greater_equal, logical_and
 from flowrt.ops.elementwise import add, astype, maximum, multiply, where
 from flowrt.ops.flow import identity
-from flowrt.ops.inference import described, settled
+from flowrt.ops.inference import described, far_below, settled
 from flowrt.ops.linalg import matmul
 from flowrt.ops.precision import mixed_precision, precision_in_force
 from flowrt.ops.reduce import any as any_
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 BLOCK, BLOCKS = 128, 16  # queries of a block, at least; blocks, at most
 KEPT = 1024  # keys up to which gradients keep the weights of a block
-NEVER = -1e30  # the score of what is not attended to: its power is 0 beside any other's
 
 
 @whole
@@ -91,11 +90,11 @@ def attention(
 def _check(q: Any, k: Any, v: Any, mask: Any) -> None:
     for what, given in (("q", q), ("k", k), ("v", v)):
         spec = described(given)
-        if spec.dtype.kind != "f":
+        if not is_float(spec.dtype):
             raise SpecError(f"{what} must be floating, got {spec}; use astype")
         if spec.dims is not None and spec.rank < 2:
             raise SpecError(f"{what} must be [..., time, depth], got {spec}")
-    if mask is not None and described(mask).dtype.kind not in "bf":
+    if mask is not None and kind_of(described(mask).dtype) not in "bf":
         raise SpecError(f"mask must be bools or floats, got {described(mask)}; write mask != 0")
     query, key, value = (described(x).dims for x in (q, k, v))
     for one, other, axis, fix in (
@@ -215,14 +214,14 @@ def _part(mask: Any, first: int, last: int, seen: int) -> Any:
 
 def _attended(q: Any, k: Any, v: Any, mask: Any, order: Any, scale: Any) -> Any:
     """What one block is answered."""
-    is_bias = mask is not None and described(mask).dtype.kind == "f"
+    is_bias = mask is not None and is_float(described(mask).dtype)
     scores = matmul(q, k, transpose_b=True)
     if scale != 1:
         scores = multiply(scores, scale)
     if is_bias:
-        scores = add(scores, astype(maximum(mask, NEVER), described(scores).dtype))
+        scores = add(scores, astype(maximum(mask, max(map(far_below, (mask, scores)))), described(scores).dtype))
     allowed = order if mask is None or is_bias else mask if order is None else logical_and(mask, order)
-    y = matmul(softmax(scores if allowed is None else where(allowed, scores, NEVER)), v)
+    y = matmul(softmax(scores if allowed is None else where(allowed, scores, far_below(scores))), v)
     if mask is None:
         return y
     some = greater(mask, -np.inf) if is_bias else mask
@@ -248,7 +247,7 @@ def weighted(
 @weighted.gradient
 def weighted_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     _, q, k, v, *mask = node.inputs
-    shared = [x for x in (k, v, *mask) if x.dtype.kind == "f"]
+    shared = [x for x in (k, v, *mask) if is_float(x.dtype)]
     slopes: list[Any] = []
     totals: list[Any] = []
     first = 0

@@ -6,7 +6,7 @@ import operator
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import SpecError
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, is_float
 from flowrt.ops.inference import broadcast, carry_each
 from flowrt.typed import op
 
@@ -100,7 +100,7 @@ def logical_not(x: Operand, *, name: str | None = None) -> Result:
 
 
 def _bits(a: Spec, b: Spec, combine: Callable[[int, int], int]) -> Spec:
-    if a.dtype.kind == "f":
+    if is_float(a.dtype):
         raise SpecError(f"only integers and bools have bits to combine, got {a} and {b}; compare first, as in (x > 0)")
     return carry_each(Spec(a.dtype, broadcast(a, b)), combine, a, b)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.plan import Plan
-from flowrt.base.spec import MAX_RANK, Spec, value_known
+from flowrt.base.spec import MAX_RANK, Spec, is_float, value_known
 from flowrt.graph import Graph, Node, Tensor, current_scope, scoped
 from flowrt.op import active_builder, as_value, building, gradients_inside, sizing
 from flowrt.ops.ahead import Behind
@@ -201,7 +201,7 @@ def _no_way_back(node: Node) -> NoReturn:
 
 
 def _is_real(tensor: Tensor) -> bool:
-    return tensor.dtype.kind == "f"
+    return is_float(tensor.dtype)
 
 
 def _gradient_scope(node: Node) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.spec import Shape, Spec, pair, sliding
+from flowrt.base.spec import Shape, Spec, is_float, pair, sliding
 from flowrt.base.traits import Contraction
 from flowrt.ops.inference import described, filled
 from flowrt.ops.linalg import check_bias
@@ -67,7 +67,7 @@ def _convolved(x: Spec, filters: Spec, how: tuple[Any, ...]) -> Shape:
 
 
 def _check_images(what: str, x: Spec) -> None:
-    if x.dtype.kind != "f":
+    if not is_float(x.dtype):
         raise SpecError(f"{what} must be floating, got {x}; use astype")
     if x.dims is not None and x.rank != 4:
         order = "(height, width, in, out)" if what == "filters" else "(batch, height, width, channels)"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.plan import Plan
+from flowrt.base.spec import is_float
 from flowrt.base.traits import Arranged
 from flowrt.graph import Graph, Node, Tensor
 from flowrt.op import active_builder, as_value, builder_for
@@ -121,7 +122,7 @@ def custom_gradient(function: Callable[P, Any]) -> Callable[P, Any]:
 
 
 def _is_real(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype.kind == "f"
+    return isinstance(value, Tensor) and is_float(value.dtype)
 
 
 def _halves(name: str, answer: Any) -> tuple[Any, Callable[..., Any]]:

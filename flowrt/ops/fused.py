@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from flowrt.base.errors import InternalError, SpecError
-from flowrt.base.spec import NAMES, Spec
+from flowrt.base.spec import NAMES, Spec, is_float, is_half
 from flowrt.op import as_value, builder_for, building, lookup
 from flowrt.operators import Operators
 from flowrt.typed import op
@@ -79,15 +79,17 @@ def parts_of(op: str, attrs: Mapping[str, Any]) -> list[str]:
 def in_one(function: Callable[..., tuple[Any, ...]], tensors: Sequence[Any], numbers: Sequence[Any]) -> tuple[Any, ...]:
     """``function(*tensors, *numbers)`` as one node, where the tensors are of one spec and the numbers scalars.
 
-    The function applies elementwise ops alone, each to a tensor at least, and makes no constants. A graph of thousands
-    of alike updates has a node for each, not a dozen; what else is fused with them is as it would be.
+    All of 32 or 64 bits. The function applies elementwise ops alone, each to a tensor at least, and makes no constants.
+    A graph of thousands of alike updates has a node for each, not a dozen; what else is fused with them is as it would
+    be.
     """
     values = [as_value(value) for value in (*tensors, *numbers)]
     builder, count = builder_for(values), len(tensors)
     specs = [builder.spec(value) for value in values]
     first = specs[0]
     alike = all(spec.dims == first.dims for spec in specs[:count]) and all(spec.dims == () for spec in specs[count:])
-    if not (alike and first.dims and first.dtype.kind == "f" and all(spec.dtype == first.dtype for spec in specs)):
+    floats = is_float(first.dtype) and not is_half(first.dtype)
+    if not (alike and first.dims and floats and all(spec.dtype == first.dtype for spec in specs)):
         return function(*tensors, *numbers)
     attrs = _recorded(function, first.dtype, count, len(numbers))
     made: tuple[Any, ...] = lookup("fused").applied(builder, values, attrs, None)

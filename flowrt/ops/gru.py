@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.plain import common_dtype
+from flowrt.base.spec import is_float
 from flowrt.ops.elementwise import add, astype, multiply, sigmoid, subtract, tanh
 from flowrt.ops.inference import described, settled
 from flowrt.ops.linalg import matmul
@@ -68,7 +69,7 @@ def _of_one_dtype(*operands: Any) -> list[Any]:
     found = settled(*operands)
     kinds = [described(value).dtype for value in found]
     dtype = common_dtype(kinds)
-    if dtype.kind != "f":
+    if not is_float(dtype):
         raise SpecError(f"gru computes on floats, got {described(found[0])}; use astype")
     return [value if kind == dtype else astype(value, dtype) for value, kind in zip(found, kinds, strict=True)]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.spec import Spec, normal_axes
+from flowrt.base.spec import Spec, is_float, normal_axes
 from flowrt.ops.elementwise import astype
 from flowrt.ops.inference import described, filled
 from flowrt.ops.reduce import max as max_
@@ -74,7 +74,7 @@ def bag(x: Operand, indices: Operand, axes: int, mean: bool, absent: bool = Fals
     gradients are taken, and has none of its own.
     """
     _indices(indices)
-    if x.dtype.kind != "f" or (x.dims is not None and x.rank < 2):
+    if not is_float(x.dtype) or (x.dims is not None and x.rank < 2):
         raise SpecError(f"a bag is of floating rows, got {x}")
     if indices.dims is not None and not 1 <= axes <= indices.rank:
         raise SpecError(f"there are from 1 to {indices.rank} axes to sum over, got {axes}")

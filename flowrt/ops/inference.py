@@ -12,7 +12,7 @@ import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.plain import as_dtype_of, common_dtype, default_spec, is_weak
-from flowrt.base.spec import MAX_VALUE_SIZE, Shape, Spec, replace_value
+from flowrt.base.spec import MAX_VALUE_SIZE, Shape, Spec, is_float, largest, replace_value
 from flowrt.op import as_value
 
 
@@ -101,7 +101,7 @@ def carry_each(out: Spec, compute: Callable[..., Any], *inputs: Spec) -> Spec:
 
 def as_float(spec: Spec) -> Spec:
     """``spec`` where it is floating, else its float64 (what NumPy computes integers' functions in)."""
-    return spec if spec.dtype.kind == "f" else Spec("float64", spec.dims)
+    return spec if is_float(spec.dtype) else Spec("float64", spec.dims)
 
 
 def described(value: Any) -> Spec:
@@ -109,6 +109,12 @@ def described(value: Any) -> Spec:
     found = as_value(value)
     known = getattr(found, "spec", None)
     return known if isinstance(known, Spec) else default_spec(found)
+
+
+def far_below(x: Any) -> float:
+    """A number that is as good as -inf beside others and no product makes NaN of: -1e30, if ``x`` holds such."""
+    dtype = described(x).dtype
+    return -min(1e30, largest(dtype)) if is_float(dtype) else -1e30
 
 
 def settled(*operands: Any) -> list[Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import fitting, located
-from flowrt.base.spec import Spec, normal_axes
+from flowrt.base.spec import Spec, is_float, normal_axes
 from flowrt.graph import as_node, beside
 from flowrt.op import as_value, whole
 from flowrt.ops import random
@@ -115,7 +115,7 @@ def dropout(x: Operand, rate: Operand, seed: int | None = None, *, name: str | N
     Srivastava et al., "Dropout", JMLR 2014.
     """
     spec, share = described(x), as_value(rate)
-    if spec.dtype.kind != "f":
+    if not is_float(spec.dtype):
         raise SpecError(f"x must be floating, got {spec}; use astype")
     if not hasattr(share, "builder") and not 0 <= share < 1:
         raise SpecError(f"rate must be from 0 up to 1, which is left out, got {share}")

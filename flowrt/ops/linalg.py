@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.spec import Shape, Spec, normal_axes
+from flowrt.base.spec import Shape, Spec, as_dtype, is_float, normal_axes
 from flowrt.base.traits import Contraction
 from flowrt.op import whole
 from flowrt.ops.comparison import equal, not_equal
@@ -122,8 +122,8 @@ def matmul_bias(
 
 
 def _of_stored(dtype: str, a: Spec, b: Spec, flags: dict[str, Any]) -> Spec:
-    if any(bits.dtype != BITS for bits in (a, b)):
-        raise SpecError(f"the bits of {dtype} are of {BITS}, got {a} and {b}")
+    if any(bits.dtype not in (BITS, as_dtype(dtype)) for bits in (a, b)):
+        raise SpecError(f"the bits of {dtype} are of that or of {BITS}, got {a} and {b}")
     wide = (Spec("float32", bits.dims) for bits in (a, b))
     return matmul.infer(tuple(wide), flags)[0]
 
@@ -145,7 +145,7 @@ def matmul_float16(a: Operand, b: Operand, transpose_a: bool = False, transpose_
 
 def check_bias(bias: Spec, weights: Spec, activation: str) -> None:
     """That ``bias`` is a floating vector of the weights' dtype, and ``activation`` one that an op with a bias knows."""
-    if bias.dtype.kind != "f" or bias.dtype != weights.dtype or (bias.dims is not None and bias.rank != 1):
+    if not is_float(bias.dtype) or bias.dtype != weights.dtype or (bias.dims is not None and bias.rank != 1):
         raise SpecError(f"a bias must be a floating vector of the dtype of {weights}, got {bias}")
     if activation not in ("", "relu"):
         raise SpecError(f"activation must be 'relu' or '' for none, got {activation!r}")

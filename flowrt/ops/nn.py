@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import located
-from flowrt.base.spec import Shape, Spec, pair, sliding
+from flowrt.base.spec import Shape, Spec, is_float, pair, sliding
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.attention import attention
 from flowrt.ops.conv import check_result, conv2d, conv2d_transpose
@@ -165,7 +165,7 @@ def softmax_cross_entropy(logits: Operand, labels: Operand, *, name: str | None 
 
 
 def _check_logits(logits: Spec) -> None:
-    if logits.dtype.kind != "f" or logits.dims == ():
+    if not is_float(logits.dtype) or logits.dims == ():
         raise SpecError(f"logits must be floating, with the classes along the last axis, got {logits}")
 
 
@@ -252,7 +252,7 @@ def sigmoid_cross_entropy(logits: Operand, labels: Operand, *, name: str | None 
     Computed as ``max(x, 0) - x * label + log(1 + exp(-abs(x)))``, which neither overflows nor loses small results.
     """
     given, told = described(logits), described(labels)
-    if given.dtype.kind != "f":
+    if not is_float(given.dtype):
         raise SpecError(f"logits must be floating, got {given}; use astype")
     counted = told.dtype.kind in "biu"
     return binary_cross_entropy(logits, astype(labels, given.dtype) if counted else labels, name=name)

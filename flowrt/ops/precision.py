@@ -1,9 +1,9 @@
 """Floats of 16 bits: what is multiplied, and what is stored for gradients, where `mixed_precision` is in force.
 
-A tensor is never of such a dtype to a program. Its bits are a tensor of uint16, and what they stand for a float32: a
-product in force takes operands that are rounded so, multiplies exactly, and adds up in float32. Gradients take what is
-stored, anew, so the float32 is kept no longer than the product needs it; and they are rounded, too. A derivative of any
-order flows past the bits, which have none.
+Here a tensor stays of float32 to a program, which need not ask for such dtypes (of tensors that are: `passes/widen`).
+Its bits are a tensor of uint16, and what they stand for a float32: a product in force takes operands that are rounded
+so, multiplies exactly, and adds up in float32. Gradients take what is stored, anew, so the float32 is kept no longer
+than the product needs it; and they are rounded, too. A derivative of any order flows past the bits, which have none.
 """
 
 from __future__ import annotations

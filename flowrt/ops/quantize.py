@@ -9,7 +9,7 @@ import numpy as np
 from flowrt.base.errors import SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import located
-from flowrt.base.spec import Spec, normal_axes
+from flowrt.base.spec import Spec, is_float, normal_axes
 from flowrt.op import whole
 from flowrt.ops.comparison import equal, isnan
 from flowrt.ops.elementwise import abs as abs_
@@ -43,7 +43,7 @@ def quantize(x: Operand, axis: Axes = None, *, scale: Operand | None = None) -> 
     """
     x, given = settled(x, scale)
     spec = described(x)
-    if spec.dtype.kind != "f":
+    if not is_float(spec.dtype):
         raise SpecError(f"x must be floating, got {spec}; use astype")
     if given is not None and axis is not None:
         raise SpecError("give axis or scale, not both: a scale says by its shape what it is for")

@@ -20,6 +20,7 @@ from flowrt.base.attributes import frozen
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import located
+from flowrt.base.spec import is_float
 from flowrt.graph import Graph
 from flowrt.op import as_value, builder_for
 from flowrt.ops.elementwise import add, astype, exp, minimum, multiply, remainder, subtract
@@ -51,7 +52,7 @@ def _check_iterations(iterations: Spec) -> None:
 def _sampled(dtype: DType, shape: Spec, iterations: Spec) -> Spec:
     _check_iterations(iterations)
     out = filled(dtype, shape)
-    if out.dtype.kind != "f":
+    if not is_float(out.dtype):
         raise SpecError(f"random numbers are floats, got dtype {out.dtype}; use astype on the result")
     return out
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import fitting
-from flowrt.base.spec import Spec, agree
+from flowrt.base.spec import Spec, agree, is_float
 from flowrt.graph import beside
 from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
@@ -49,7 +49,7 @@ def lstm_steps(
 
     That is i, f, g, o, the c before and tanh(c), for each step in the order in which kernels make and read them.
     """
-    if x.dtype.kind != "f":
+    if not is_float(x.dtype):
         raise SpecError(f"lstm computes on floats, got {x}; use astype")
     units = _units(h, c, w_h, bias)
     steps, batch, width = known_sizes("lstm", "x", x, (None, None, None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
-from flowrt.base.spec import Spec, normal_axes
+from flowrt.base.spec import Spec, is_float, normal_axes
 from flowrt.ops.inference import merged
 from flowrt.ops.reduce import running
 from flowrt.ops.shape import WHOLE, getitem, pad_op
@@ -57,7 +57,7 @@ def linear_recurrence(
     The factor is each one's ``own``, if that is said; ``reverse`` goes from the last one down. The y before the first
     is 0.
     """
-    if factors.dtype != terms.dtype or terms.dtype.kind != "f":
+    if factors.dtype != terms.dtype or not is_float(terms.dtype):
         raise SpecError(f"factors and terms must be floating, of one dtype, got {factors} and {terms}")
     dims = merged([factors.dims, terms.dims], [factors, terms])
     if dims is not None:

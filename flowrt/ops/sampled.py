@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
+from flowrt.base.spec import is_float
 from flowrt.ops.comparison import equal
 from flowrt.ops.elementwise import add, astype, divide, log, log1p, multiply, subtract, where
-from flowrt.ops.inference import described, settled
+from flowrt.ops.inference import described, far_below, settled
 from flowrt.ops.layers import embedding_lookup
 from flowrt.ops.linalg import matmul
 from flowrt.ops.random import log_uniform
@@ -21,8 +22,6 @@ from flowrt.ops.source import shape_of
 if TYPE_CHECKING:
     from flowrt.graph import TensorOrArray
     from flowrt.typed import Operand
-
-NEVER = -1e30  # the logit of a candidate that is the right class itself
 
 
 @located("sampled_softmax")
@@ -56,7 +55,7 @@ def sampled_softmax(
     """
     inputs, labels = *settled(inputs), *settled(labels)
     given, told = described(inputs), described(labels)
-    if given.dtype.kind != "f" or given.dims == ():
+    if not is_float(given.dtype) or given.dims == ():
         raise SpecError(f"inputs must be floats [..., width], got {given}")
     if told.dtype.kind not in "iu":
         raise SpecError(f"labels must be classes, integers, got {told}")
@@ -70,7 +69,7 @@ def sampled_softmax(
         own, others = add(own, offsets[count:]), add(others, offsets[:count])
     expected = multiply(count, _share_of(chosen, classes))
     others = subtract(others, astype(log(expected), described(others).dtype))
-    others = where(equal(expand_dims(ids[count:], -1), chosen), NEVER, others)
+    others = where(equal(expand_dims(ids[count:], -1), chosen), far_below(others), others)
     losses = subtract(logsumexp(concat([expand_dims(own, -1), others], -1), -1), own)
     return reshape(losses, shape_of(labels))
 

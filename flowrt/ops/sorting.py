@@ -11,7 +11,7 @@ import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.spec import Spec, agree, normal_axes
+from flowrt.base.spec import Spec, agree, is_float, normal_axes
 from flowrt.indexing import masked
 from flowrt.ops.comparison import isnan, logical_and, logical_not, not_equal
 from flowrt.ops.elementwise import astype, floor_divide, minimum, remainder, subtract
@@ -189,7 +189,7 @@ def unique(
     entries = sort(flat) if order is None else take(flat, order)
     later, sooner = getitem(entries, ((1, None, None),)), getitem(entries, ((None, -1, None),))
     differs = not_equal(later, sooner)
-    if described(x).dtype.kind == "f":
+    if is_float(described(x).dtype):
         differs = logical_and(differs, logical_not(logical_and(isnan(later), isnan(sooner))))
     count = size(flat)
     first = arange(minimum(count, 1))  # of no entries none is the first

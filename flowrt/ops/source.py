@@ -13,7 +13,7 @@ from flowrt.base.attributes import frozen
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.plain import as_dtype_of, common_dtype, default_array, is_weak, takes
-from flowrt.base.spec import MAX_VALUE_SIZE, Spec, as_dtype, spec_of
+from flowrt.base.spec import MAX_VALUE_SIZE, Spec, as_dtype, is_float, spec_of
 from flowrt.op import active_builder, as_value, lookup
 from flowrt.ops.inference import carry, described, filled
 from flowrt.typed import op
@@ -168,7 +168,7 @@ def arange(
     Spec("int64", (max(math.ceil((end - begin) / by), 0),))  # raises for more than there can be
     array = np.arange(begin, end, by)
     held = array.dtype if dtype is None else as_dtype(dtype)
-    array = array.astype("float32" if dtype is None and held.kind == "f" else held, copy=False)
+    array = array.astype("float32" if dtype is None and is_float(held) else held, copy=False)
     return constant(array, name=name)
 
 
@@ -191,7 +191,7 @@ def linspace(
         raise SpecError(f"num must be an integer from 0 up, got {num!r}")
     first, last = as_value(start), as_value(stop)
     own = common_dtype([end.dtype for end in (first, last) if not is_weak(end) and hasattr(end, "dtype")] or [0.0])
-    held = as_dtype(dtype) if dtype is not None else own if own.kind == "f" else np.dtype(np.float64)
+    held = as_dtype(dtype) if dtype is not None else own if is_float(own) else np.dtype(np.float64)
     if is_weak(first) and is_weak(last):
         return constant(np.linspace(first, last, num, endpoint, dtype=held), name=name)
     return _between(first, last, num, endpoint, held, name)
@@ -199,14 +199,14 @@ def linspace(
 
 def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: np.dtype[Any], name: str | None) -> TensorOrArray:
     """`linspace` of tensors and arrays."""
-    wide = dtype if dtype.kind == "f" else np.dtype(np.float64)
+    wide = dtype if is_float(dtype) else np.dtype(np.float64)
     first, last = _of_dtype(start, wide), _of_dtype(stop, wide)
     rank = max(described(first).rank, described(last).rank)
     share = (np.arange(num) / max(num - endpoint, 1)).reshape(num, *[1] * rank)
     made = lookup("add")(lookup("multiply")(share.astype(wide), lookup("subtract")(last, first)), first, name=name)
     if endpoint and num > 1:
         made = lookup("where")(share == 1, last, made)
-    if dtype.kind != "f":
+    if not is_float(dtype):
         made = lookup("astype")(lookup("floor")(made), dtype)
     return cast("TensorOrArray", made)
 

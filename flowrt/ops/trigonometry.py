@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, largest
 from flowrt.ops.comparison import equal
 from flowrt.ops.elementwise import clip, negative, rsqrt, square, where
 from flowrt.ops.inference import as_float, broadcast
@@ -35,7 +33,7 @@ __all__ = [
 
 def _near(x: Tensor, power: float = 1.0) -> Any:
     """``x`` held to what can be multiplied: at most the largest float, or that to a ``power``."""
-    far = float(np.finfo(x.dtype).max) ** power
+    far = largest(x.dtype) ** power
     return clip(x, -far, far)
 
 

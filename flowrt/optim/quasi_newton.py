@@ -16,6 +16,7 @@ import numpy as np
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.plain import common_dtype
+from flowrt.base.spec import epsilon
 from flowrt.gradients import gradients
 from flowrt.graph import as_node, beside
 from flowrt.op import as_value, building
@@ -130,7 +131,7 @@ class _Update:
         move, change = _difference(self.points, self.last_points), _difference(self.slopes, self.last_slopes)
         curvature = self._product(move, change)
         lengths = sqrt(self._product(move, move)) * sqrt(self._product(change, change))
-        counts = (in_common.get().count(self.variables[0]) > 1) & (curvature > np.finfo(self.dtype).eps * lengths)
+        counts = (in_common.get().count(self.variables[0]) > 1) & (curvature > epsilon(self.dtype) * lengths)
 
         def appended(rows: Any, row: Any) -> Any:
             return where(counts, concat([rows[1:], expand_dims(row, 0)], 0), rows)
@@ -188,7 +189,7 @@ def _distance(along: Callable[[Any], tuple[Any, Any]], start: Place, first: Any,
     hold lies between it and ``high``, which is endlessly far until it is known.
     """
     _, value, slope = start
-    rounding = ROUNDINGS * np.finfo(value.dtype).eps * abs_(value)
+    rounding = ROUNDINGS * epsilon(value.dtype) * abs_(value)
 
     def tried(number: Any, distance: Any, found: Any, low: Place, high: Place) -> Any:
         here = distance, *along(distance)

@@ -34,7 +34,7 @@ from flowrt.passes.order_state import order_state
 from flowrt.passes.paddings import join_paddings
 from flowrt.passes.partition import Client, Partitioned, Transfer, partition
 from flowrt.passes.parts import take_together
-from flowrt.passes.place import Home, Supports, arranged, place
+from flowrt.passes.place import Home, Supports, arranged, place, with_halves
 from flowrt.passes.prune import prune, without_meetings
 from flowrt.passes.send_early import send_early
 from flowrt.passes.settle import settle
@@ -43,6 +43,7 @@ from flowrt.passes.stand_in import StandIn, StandIns, stand_in
 from flowrt.passes.step import FED
 from flowrt.passes.stored import multiply_stored
 from flowrt.passes.trim import trim
+from flowrt.passes.widen import widen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -160,13 +161,17 @@ def compile_step(
         step, devices=devices, default=default, supports=supports, rules=rules or {}, moved=away, wishes=wishes
     )
     placed = stand_in(step, asked, devices, stand_ins or {})
-    placement: Mapping[int, Device] = move_gathers(step, placed, supports) if optimize else placed
+    able = with_halves(supports)
+    placement: Mapping[int, Device] = move_gathers(step, placed, able) if optimize else placed
     moved = 0 if placement is placed else sum(placement[i] is not device for i, device in placed.items())
-    home, placement = _settled(step, placement, devices, default, supports, ends)
+    home, placement = _settled(step, placement, devices, default, able, ends)
     names = _name_places(step, placement)
     report("place", **Counter(names.values()))
     if moved:
         report("move_gathers", moved=moved)
+    before, (step, placement) = step, widen(step, placement, supports)
+    if step is not before:
+        report("widen", casts=len(step.nodes) - len(before.nodes))
     if optimize:
         step = count_iterations(rewrite_bodies(step, placement, lambda body, _: count_iterations(body, inside=True)))
         hurry = partial(_hurry, prediction, client is not None, report) if regions and prediction else None

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import GraphError
-from flowrt.base.spec import normal_axes
+from flowrt.base.spec import is_float, normal_axes
 from flowrt.op import lookup
 from flowrt.passes.joining import joined, outside, users_of
 from flowrt.passes.step import FED
@@ -75,7 +75,7 @@ def bag_axes(step: StepGraph, rows: StepNode, total: StepNode) -> int:
     if reduction is None or not reduction.adds or total.attrs["keepdims"]:
         return 0
     table, indices = (step.spec(ref) for ref in rows.inputs)
-    if table.dims is None or indices.dims is None or table.rank < 2 or table.dtype.kind != "f":
+    if table.dims is None or indices.dims is None or table.rank < 2 or not is_float(table.dtype):
         return 0
     if rows.attrs["axis"] not in (0, -table.rank):
         return 0

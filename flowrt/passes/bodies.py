@@ -1,8 +1,8 @@
 """Rewrite what loops and branches turn over as the step around them is: their bodies are plans held as attributes.
 
 Law: a body becomes a step, is rewritten, and becomes a plan again, innermost first; what it is fed and answers keeps
-its place. All of it runs where its loop does. Bodies with effects stay as they were written, since `lower` takes them
-apart. No addition to a variable is spelled out in a body: what holds a variable is the loop.
+its place. All of it runs where its loop does. Bodies with effects mostly stay as they were written, since `lower` takes
+them apart. No addition to a variable is spelled out in a body: what holds a variable is the loop.
 """
 
 from __future__ import annotations
@@ -25,26 +25,35 @@ if TYPE_CHECKING:
 Rewrite = Callable[[StepGraph, Mapping[int, "Device"]], StepGraph]
 
 
-def rewrite_bodies(step: StepGraph, placement: Mapping[int, Device], rewrite: Rewrite) -> StepGraph:
-    """``step`` whose bodies, at any depth, are what ``rewrite`` makes of them and of where their nodes run."""
+def rewrite_bodies(
+    step: StepGraph, placement: Mapping[int, Device], rewrite: Rewrite, *, effects: bool = False
+) -> StepGraph:
+    """``step`` whose bodies, at any depth, are what ``rewrite`` makes of them and of where their nodes run.
+
+    Those with ``effects`` only if that is said.
+    """
     nodes = dict(step.nodes)
     for node in step.nodes.values():
         if Plan in map(type, node.attrs.values()):
-            nodes[node.id] = replace(node, attrs=_rewritten(node.attrs, step.graph, placement[node.id], rewrite))
+            attrs = _rewritten(node.attrs, step.graph, placement[node.id], rewrite, effects)
+            nodes[node.id] = replace(node, attrs=attrs)
     return replace(step, nodes=nodes)
 
 
-def _rewritten(attrs: Mapping[str, Attr], graph: Graph, device: Device, rewrite: Rewrite) -> dict[str, Attr]:
-    return {
-        name: _body(value, graph, device, rewrite) if isinstance(value, Plan) and not changes_state(value) else value
-        for name, value in attrs.items()
-    }
+def _rewritten(
+    attrs: Mapping[str, Attr], graph: Graph, device: Device, rewrite: Rewrite, effects: bool
+) -> dict[str, Attr]:
+    def body(value: Attr) -> Attr:
+        meant = isinstance(value, Plan) and (effects or not changes_state(value))
+        return _body(value, graph, device, rewrite, effects) if meant and isinstance(value, Plan) else value
+
+    return {name: body(value) for name, value in attrs.items()}
 
 
-def _body(body: Plan, graph: Graph, device: Device, rewrite: Rewrite) -> Plan:
+def _body(body: Plan, graph: Graph, device: Device, rewrite: Rewrite, effects: bool) -> Plan:
     step = _as_step(body, graph)
     placement = dict.fromkeys(step.nodes, device)
-    return _as_plan(rewrite(rewrite_bodies(step, placement, rewrite), placement), body)
+    return _as_plan(rewrite(rewrite_bodies(step, placement, rewrite, effects=effects), placement), body)
 
 
 def _as_step(body: Plan, graph: Graph) -> StepGraph:

@@ -19,6 +19,7 @@ import numpy as np
 from flowrt.base.device import ANYWHERE, HOST_KIND, Device
 from flowrt.base.errors import PlacementError
 from flowrt.base.plan import Plan
+from flowrt.base.spec import is_half
 from flowrt.graph import Node
 from flowrt.passes.arrange import arrange
 from flowrt.passes.looping import runs_apart
@@ -316,6 +317,18 @@ def _consumers(step: StepGraph) -> dict[int, list[int]]:
     return out
 
 
+def with_halves(supports: Supports) -> Supports:
+    """Whether a device computes an op on dtypes: in float32 what it does not on floats of 16 bits (see `widen`)."""
+
+    def able(op: str, dtypes: Sequence[Any], kind: str) -> bool:
+        if supports(op, dtypes, kind):
+            return True
+        wide = [np.dtype(np.float32) if is_half(dtype) else dtype for dtype in dtypes]
+        return wide != list(dtypes) and supports(op, wide, kind)
+
+    return able
+
+
 class _Chooser:
     """Which devices there are, and which ops run on which."""
 
@@ -327,7 +340,8 @@ class _Chooser:
         supports: Supports,
         moved: list[str] | None = None,
     ) -> None:
-        self._step, self._devices, self._default, self._supports = step, devices, default, supports
+        self._step, self._devices, self._default = step, devices, default
+        self._supports = with_halves(supports)
         self._moved = moved
         self._known: dict[tuple[Any, ...], bool] = {}
         self._matching: dict[Device, list[Device]] = {}

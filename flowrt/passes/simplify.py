@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.spec import is_float
 from flowrt.op import lookup
 from flowrt.passes.step import FED, Ref, StepGraph, StepNode
 from flowrt.passes.views import WHOLE
@@ -66,7 +67,7 @@ def _simpler(step: StepGraph, node: StepNode, free: int) -> Sequence[StepNode]:
 def _exponent(step: StepGraph, node: StepNode) -> float:
     """The one number to which power a node raises floats; NaN where there is none."""
     (source, _), out = node.inputs[1], node.outputs[0]
-    if source == FED or out.dtype.kind != "f" or step.nodes[source].op.name != "constant":
+    if source == FED or not is_float(out.dtype) or step.nodes[source].op.name != "constant":
         return np.nan
     value = step.nodes[source].attrs["value"]
     alone = isinstance(value, np.ndarray) and value.ndim == 0

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from flowrt.base.device import HOST_KIND
+from flowrt.base.spec import is_half
 from flowrt.op import lookup
 from flowrt.ops.precision import WIDENING
 from flowrt.passes.step import FED, StepGraph, StepNode, keep_needed
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 def multiply_stored(step: StepGraph, placement: Mapping[int, Device], supports: Supports) -> StepGraph:
     """``step`` with products of bits, where the device has a kernel for those."""
-    if all(node.op.name not in WIDENING for node in step.nodes.values()):
+    if not any(_kind(step, node) for node in step.nodes.values()):
         return step
     made = {node.id: found for node in step.nodes.values() if (found := _of_bits(step, node, placement, supports))}
     return keep_needed(step, {**step.nodes, **made}) if made else step
@@ -35,9 +38,10 @@ def _of_bits(step: StepGraph, node: StepNode, placement: Mapping[int, Device], s
     if contraction is None or not contraction.stored or device.kind == HOST_KIND:
         return None
     wide = [step.nodes[source] for source, _ in node.inputs if source != FED]
-    if len(wide) != len(node.inputs) or any(w.op.name not in WIDENING or placement[w.id] != device for w in wide):
+    kinds = {_kind(step, w) for w in wide}
+    if len(wide) != len(node.inputs) or "" in kinds or any(placement[w.id] != device for w in wide):
         return None
-    (dtype, *others) = {WIDENING[w.op.name][0] for w in wide}
+    (dtype, *others) = kinds
     bits = tuple(w.inputs[0] for w in wide)
     op = dict(contraction.stored)[dtype]
     if others or not supports(op, [*(step.spec(ref).dtype for ref in bits), node.outputs[0].dtype], device.kind or ""):
@@ -45,3 +49,13 @@ def _of_bits(step: StepGraph, node: StepNode, placement: Mapping[int, Device], s
     waits = tuple(dict.fromkeys((*node.control, *(c for w in wide for c in w.control))))
     after = tuple(dict.fromkeys((*node.after, *(a for w in wide for a in w.after))))
     return replace(node, op=lookup(op), inputs=bits, control=waits, after=after)
+
+
+def _kind(step: StepGraph, node: StepNode) -> str:
+    """The dtype of 16 bits whose floats a node answers in float32, if it does that."""
+    if node.op.name in WIDENING:
+        return WIDENING[node.op.name][0]
+    if node.op.name != "astype" or node.outputs[0].dtype != np.float32:
+        return ""
+    taken = step.spec(node.inputs[0]).dtype
+    return taken.name if is_half(taken) else ""

@@ -22,11 +22,12 @@ from flowrt.base.alike import RECALL, is_open, ordered, unknown, usual
 from flowrt.base.attributes import Attr, attr_key, frozen
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.plain import as_dtype_of
-from flowrt.base.spec import Spec, spec_of
+from flowrt.base.spec import Spec, is_half, spec_of
 from flowrt.base.traits import is_alias
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import REPLACED
 from flowrt.op import Op, building, lookup, set_eager_builder
+from flowrt.passes.widen import WIDE, wide_attributes
 from flowrt.sched.loops.structured import STRUCTURED, interpret, run_body
 
 if TYPE_CHECKING:
@@ -57,10 +58,38 @@ def evaluate(
         run = partial(run_body, compute=partial(_evaluate_node, words))
         return interpret(op.name, [np.asarray(a) for a in inputs], attrs, run)
     arrays = [ordered(np.asarray(a)) for a in inputs]
-    found = _prepared(op.name, tuple(spec_of(a) for a in arrays), _Attrs.of(attrs))
+    specs = tuple(spec_of(a) for a in arrays)
+    if _is_computed_wide(op, specs, attrs):
+        return _computed_wide(op, arrays, attrs, words)
+    found = _prepared(op.name, specs, _Attrs.of(attrs))
     if found.prepared is None:
         return (arrays[0].reshape(found.outputs[0].concrete),)
     return _run(found, arrays, words)
+
+
+def _is_computed_wide(op: Op, inputs: Sequence[Spec], attrs: Mapping[str, Attr]) -> bool:
+    """Whether there are floats of 16 bits among the operands, and no kernel of ``op`` takes their bits."""
+    wide = wide_attributes(op, attrs)
+    if not any(is_half(spec.dtype) for spec in inputs) and wide is attrs:
+        return False
+    from flowrt.kernels.language.table import find_kernel
+
+    outputs = op.infer(inputs, attrs)
+    return not is_alias(op.name) and find_kernel(op.name, "cpu", [s.dtype for s in (*inputs, *outputs)]) is None
+
+
+def _computed_wide(
+    op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], words: Array | None
+) -> tuple[Array, ...]:
+    """As `flowrt.passes.widen` has a step do it: in float32, and each result rounded."""
+    outputs = op.infer([spec_of(a) for a in inputs], attrs)
+    wide = [_cast(a, WIDE) if is_half(a.dtype) else a for a in inputs]
+    made = evaluate(op, wide, wide_attributes(op, attrs), words)
+    return tuple(_cast(a, spec.dtype) if is_half(spec.dtype) else a for a, spec in zip(made, outputs, strict=True))
+
+
+def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    return evaluate(lookup("astype"), [array], {"dtype": dtype.name})[0]
 
 
 def _evaluate_node(words: Array | None, node: PlanNode, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -195,6 +224,8 @@ def _learn(
         return None
     places = list(_places(op, args, kwargs))
     if len(places) < len(values):  # an own op's tensors may have defaults
+        return unknown
+    if _is_computed_wide(op, [spec_of(a) for a in inputs], attrs):
         return unknown
     each = zip(places, promoted, values, inputs, strict=True)
     sources = [_source(*place, is_open(cast_it, value), value, made) for place, cast_it, value, made in each]
@@ -371,7 +402,7 @@ def _learn_whole(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     """
     given = (*args, *kwargs.values())
     places = [n for n, value in enumerate(given) if isinstance(value, np.ndarray)]
-    floating = all(given[n].dtype.kind == "f" and given[n].dtype.isnative for n in places)
+    floating = all(given[n].dtype in (np.float32, np.float64) and given[n].dtype.isnative for n in places)
     if not floating or not 0 < sum(given[n].size for n in places) <= MOST_TRIED:
         return unknown
     from flowrt.kernels.run.at_once import Taken

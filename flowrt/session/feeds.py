@@ -13,7 +13,7 @@ import numpy as np
 
 from flowrt.base.errors import FeedError, GraphError, SpecError, user_site
 from flowrt.base.plain import RANKS, narrowed, shortened, unmasked
-from flowrt.base.spec import MAX_RANK, Spec, holds
+from flowrt.base.spec import MAX_RANK, Spec, holds, kind_of
 
 if TYPE_CHECKING:
     from flowrt.graph import Tensor
@@ -74,7 +74,7 @@ def _convert(tensor: Tensor, value: Any) -> Array:
 
 def _keeps_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     """Whether numbers of one dtype, written in Python, may be taken for the other: bool, then ints, then floats."""
-    return holds(given) and RANKS[given.kind] <= RANKS[wanted.kind]
+    return holds(given) and RANKS[kind_of(given)] <= RANKS[kind_of(wanted)]
 
 
 def _begin(tensor: Tensor) -> str:
@@ -91,7 +91,7 @@ def _holdable(array: Array) -> bool:
 
 def _fix(spec: Spec, array: Array) -> str:
     if array.dtype != spec.dtype:
-        return f"; convert it with .astype({spec.dtype.name!r})" if array.dtype.kind in (*RANKS, "O") else ""
+        return f"; convert it with .astype({spec.dtype.name!r})" if kind_of(array.dtype) in (*RANKS, "O") else ""
     if array.ndim + 1 == len(spec.shape) and spec.accepts(array.dtype, (1, *array.shape)):
         return "; give it a first axis with value[None]"
     if spec.known and array.size == spec.size:

@@ -17,7 +17,7 @@ from flowrt.base.device import Device, HeldTwice, SomeOf
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.plain import shortened
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, is_float
 from flowrt.base.valueclass import valueclass
 from flowrt.graph import (
     Graph,
@@ -357,7 +357,7 @@ def _devices(given: str | Sequence[str], count: int) -> tuple[str, ...]:
 def _loss_and_metrics(answer: Any, who: str) -> tuple[Tensor, dict[str, Tensor]]:
     loss, metrics = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
     found = as_value(loss)
-    if not isinstance(found, Tensor) or found.dtype.kind != "f" or found.spec.dims != ():
+    if not isinstance(found, Tensor) or not is_float(found.dtype) or found.spec.dims != ():
         got = found.spec if isinstance(found, Tensor) else repr(answer)[:80]
         raise SpecError(
             f"{user_site()}: loss_fn of {who} answered {got}; the loss must be a float scalar, as fr.mean(...) makes, "

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.spec import is_float
 from flowrt.base.valueclass import valueclass
 from flowrt.graph import current_graph, current_scope, scoped
 from flowrt.op import as_value
@@ -97,7 +98,7 @@ def build_local(
     """
     graph, written = loss.graph, copies.written()
     for shared, _ in written:
-        if shared.dtype.kind != "f":
+        if not is_float(shared.dtype):
             raise GraphError(
                 f"{shared.resource.site}: the model of {who} writes {shared!r}; what replicas have made of it in local "
                 "steps is averaged, and only floats are: make it a float, or count outside of loss_fn"
@@ -110,7 +111,7 @@ def build_local(
     followed = {copy for _, copy in given} | {copy for _, copy in written}
     moved = [(shared, copy) for shared, copy in copies.of.items() if copy in followed]
     differences = [(_difference(shared, copy), shared) for shared, copy in moved]
-    finite = all_finite([(as_value(slot), slot) for slot in slots if slot.dtype.kind == "f"])
+    finite = all_finite([(as_value(slot), slot) for slot in slots if is_float(slot.dtype)])
     load = tuple([copy.initializer for copy in copies.of.values()])
     start = tuple([slot.initializer for slot in slots])
     marks = {copy: Variable(copy, name=f"{copy.name}/mark", trainable=False) for _, copy in moved if overlaps}

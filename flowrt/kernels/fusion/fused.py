@@ -44,6 +44,7 @@ from flowrt.kernels.fusion.program import (
 from flowrt.kernels.fusion.rowwise import in_stages, kept_entries, reductions_read_again, whole_rows
 from flowrt.kernels.fusion.short_rows import are_costly, needs_copy, needs_launch
 from flowrt.kernels.fusion.stretches import in_stretches, side_by_side, totals_for_each
+from flowrt.kernels.language.bits import on_bits
 from flowrt.kernels.language.table import Call, Form, View, kernel, product_flops
 from flowrt.kernels.language.variants import Variant, is_compiled, symbol_of
 from flowrt.kernels.launch import Application, LaunchStep, apply_kernel, copy_step
@@ -55,7 +56,7 @@ WORTH_BYTES = 4096
 many of the kind, as of an optimiser's updates of many small variables."""
 
 
-@kernel("fused", form=Form.PROGRAM)
+@kernel("fused", form=Form.PROGRAM, takes_bits=True)
 def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str) -> Application:
     """The application of the program ``attrs["members"]``, which answers the values ``attrs["results"]``."""
     members, results = attrs["members"], attrs["results"]
@@ -84,7 +85,7 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     return replace(members_apart, orders=orders)
 
 
-@kernel("fused", "cuda", form=Form.PROGRAM)
+@kernel("fused", "cuda", form=Form.PROGRAM, takes_bits=True)
 def apply_fused_on_cuda(
     inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str
 ) -> Application:
@@ -297,7 +298,7 @@ def ordered_variants(request: str) -> list[Variant]:
     plain = tuple((op, tuple(operands), dtype) for op, operands, dtype in members)
     made = fused_kernel(tuple(inputs), plain, tuple(results), "cpu", tuple((n, op) for n, op in reductions))
     assert made.expression is not None
-    dtypes = made.expression.dtypes
+    dtypes = on_bits(made.expression).dtypes
     kept = kept_entries(made.expression, pattern) if made.form is Form.ROWS else ()
     operands = (*dtypes[: len(inputs)], *(dtypes[n] for n in results), *made.expression.held)
     operands += tuple(dtypes[n] for n in kept)
@@ -320,7 +321,7 @@ def _with_ends(variant: Variant) -> list[Variant]:
 # ── products and what goes over their entries ────────────────────────────────────────────────────────────────────────
 
 
-@kernel("with_epilogue", form=Form.PROGRAM, flops=product_flops)
+@kernel("with_epilogue", form=Form.PROGRAM, takes_bits=True, flops=product_flops)
 def apply_with_epilogue(
     inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str
 ) -> Application:
@@ -365,4 +366,4 @@ def _joined(application: Application) -> Application:
     return replace(application, steps=(*steps, EpilogueStep(product, epilogue)))
 
 
-kernel("with_epilogue", "cuda", form=Form.PROGRAM)(apply_with_epilogue)
+kernel("with_epilogue", "cuda", form=Form.PROGRAM, takes_bits=True)(apply_with_epilogue)

@@ -15,6 +15,7 @@ import numpy as np
 from flowrt.base.spec import Spec, index_steps, normal_axes
 from flowrt.base.traits import Arranged, reduction_of, traits_of
 from flowrt.base.valueclass import valueclass
+from flowrt.kernels.language.bits import on_bits
 from flowrt.kernels.language.composing import express
 from flowrt.kernels.language.table import Form, RegisteredKernel, View, broadcast
 from flowrt.kernels.ops.shape import part
@@ -148,4 +149,4 @@ def fused_kernel(
     """The kernel of a program on inputs of these dtypes; members are (op, operands, dtype of the result)."""
     expression = express(inputs, members, results, device, reductions)
     form = Form.ROWS if any(member.reduces_row for member in expression.members) else Form.SCALARS
-    return RegisteredKernel("fused", device, expression.function(), broadcast, form, expression=expression)
+    return RegisteredKernel("fused", device, on_bits(expression).function(), broadcast, form, expression=expression)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import GraphError
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, is_half
 from flowrt.base.traits import writes
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.costs import CHEAP, COSTLY
@@ -186,9 +186,16 @@ class RegisteredKernel:
     then: tuple[
         RegisteredKernel, ...
     ] = ()  # further steps on the same operands, each begun when the one before is done
+    takes_bits: bool = False  # of floats of 16 bits, and knows what they stand for, or need not
 
     def supports(self, dtypes: Sequence[Any]) -> bool:
-        return self.dtypes is None or self.dtypes(dtypes)
+        return self._sees_bits(dtypes) and (self.dtypes is None or self.dtypes(dtypes))
+
+    def _sees_bits(self, dtypes: Sequence[Any]) -> bool:
+        """Whether it does what it should on floats of 16 bits, if there are any: where it but moves their bits."""
+        if self.takes_bits or self.form is Form.PIECES:
+            return True
+        return all(n in self.moved for n, dtype in enumerate(dtypes) if is_half(np.dtype(dtype)))
 
     @property
     def guards_inputs(self) -> bool:
@@ -286,6 +293,7 @@ def kernel(
     infallible: bool = False,
     moved: tuple[int, ...] = (),
     then: Sequence[tuple[Callable[..., Any], Layout]] = (),
+    takes_bits: bool = False,
     flops: Flops | None = None,
     moves: Flops | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -301,6 +309,8 @@ def kernel(
     function must compile under Numba and neither raise nor allocate. One that takes ``run`` and never sets its status
     is ``infallible``: only what cannot fail is computed straight into a variable. Of operands that are ``moved``, entry
     by entry and perhaps zeros among them, a CPU's is compiled once for each size of an entry: it sees signed integers.
+    Of floats of 16 bits every kernel sees the bits, as uint16; it is given none that are not moved unless it
+    ``takes_bits``.
     Further steps follow in ``then``: functions of the same operands, with layouts of their own, whose units are begun
     when those of the step before are done. Several kernels of an op may differ in the ``dtypes`` they accept; the one
     registered last is tried first.
@@ -318,7 +328,8 @@ def kernel(
         following = tuple(
             RegisteredKernel(op, on, other, its_layout, form, infallible=infallible) for other, its_layout in then
         )
-        made = RegisteredKernel(op, on, function, laid, form, scratch, dtypes, local, infallible, moved, then=following)
+        given = scratch, dtypes, local, infallible, moved
+        made = RegisteredKernel(op, on, function, laid, form, *given, then=following, takes_bits=takes_bits)
         if (op, on) in KERNELS and is_programs(function):
             for forget in REPLACED:
                 forget()
@@ -354,6 +365,7 @@ def elementwise(
     *,
     entry: int | None = None,
     usual: tuple[str, ...] | None = None,
+    takes_bits: bool = False,
 ) -> Callable[..., Any]:
     """Register a scalar expression as ``op``'s kernel: one line serves both devices.
 
@@ -366,7 +378,7 @@ def elementwise(
         NARROW[function] = narrow
     state(op, entry=entry, usual=usual)
     for device in on:
-        kernel(op, device, layout=broadcast, form=Form.SCALARS, dtypes=dtypes)(function)
+        kernel(op, device, layout=broadcast, form=Form.SCALARS, dtypes=dtypes, takes_bits=takes_bits)(function)
     return function
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import valueclass
+from flowrt.kernels.language.bits import on_bits
 from flowrt.kernels.language.own import writes_an_input
 from flowrt.kernels.store.fingerprint import fingerprint
 from flowrt.kernels.store.names import symbol_by_name
@@ -125,7 +126,10 @@ def _compiled(variant: Variant, symbol: str) -> bytes:
 
 
 def _emitted(variant: Variant, symbol: str) -> bytes:
-    what = (variant.kernel, variant.dtypes, variant.ranks, variant.words, variant.guarded)
+    kernel = variant.kernel
+    if kernel.expression is not None:
+        kernel = replace(kernel, expression=on_bits(kernel.expression))
+    what = (kernel, variant.dtypes, variant.ranks, variant.words, variant.guarded)
     return made_by("flowrt.kernels.emit.entries", "emit", *what, symbol)
 
 

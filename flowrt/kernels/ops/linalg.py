@@ -160,4 +160,4 @@ def stored_flops(specs: Sequence[Spec]) -> float:
 STORED_ON_CUDA = {dtype: tiled_on_cuda(read) for dtype, read in (("bfloat16", of_bfloat16), ("float16", of_float16))}
 for _dtype, _twin in STORED_ON_CUDA.items():
     kernel(f"matmul_{_dtype}", form=Form.PROGRAM, flops=stored_flops)(_widened(_dtype))
-    kernel(f"matmul_{_dtype}", "cuda", layout=matrices)(_twin)
+    kernel(f"matmul_{_dtype}", "cuda", layout=matrices, takes_bits=True)(_twin)

@@ -1,15 +1,20 @@
 """Floats of 16 bits to and from float32, by their bits: rounded to nearest, of two to the even one.
 
+All that is computed with tensors of such is computed in float32, between the casts here (`passes/widen`); but for what
+is added to a variable where it lies.
+
 float16 by Fabian Giesen's ways, "half to float done quick" (2012): below its normal numbers the float32 unit adds a
 number whose last bit counts the least float16, and rounds. Integers are of 64 bits, where none of this wraps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import is_half
 from flowrt.kernels.language.table import elementwise, jitable
 
 SIGN, REST = np.int64(0x80000000), np.int64(0x7FFFFFFF)
@@ -74,3 +79,52 @@ elementwise("narrow_bfloat16", lambda x: to_bfloat16(x))
 elementwise("narrow_float16", lambda x: to_float16(x))
 elementwise("widen_bfloat16", lambda bits, x: of_bfloat16(bits))
 elementwise("widen_float16", lambda bits, x: of_float16(bits))
+
+
+# ── tensors of floats of 16 bits ─────────────────────────────────────────────────────────────────────────────────────
+
+ODD = np.int64(1)
+
+
+@jitable
+def odd_single(x: Any) -> Any:
+    """A float64 as a float32 of which it is not seen less: what is cut off makes the last bit 1.
+
+    So it is rounded once, when it is rounded further. Boldo and Melquiond, "Emulation of FMA and correctly rounded
+    sums: proved algorithms using rounding to odd", 2008.
+    """
+    near = np.float32(x)
+    wide, bits = np.float64(near), bits_of(near)
+    inexact = wide != x and x == x and (bits & ODD) == np.int64(0)
+    step = np.int64(-1) if abs(wide) > abs(x) else np.int64(1)
+    return float_of(bits + step if inexact else bits)
+
+
+def _cast(source: str, target: str) -> Callable[[Sequence[Any]], bool]:
+    """Whether operands are an input and an output of these dtypes."""
+    return lambda dtypes: [str(dtype) for dtype in dtypes] == [source, target]
+
+
+def _all(half: str) -> Callable[[Sequence[Any]], bool]:
+    return lambda dtypes: is_half(np.dtype(dtypes[0])) and all(str(dtype) == half for dtype in dtypes)
+
+
+def _choice(dtypes: Sequence[Any]) -> bool:
+    """Whether one of two floats of 16 bits is chosen, by what is no such."""
+    return is_half(np.dtype(dtypes[-1])) and not is_half(np.dtype(dtypes[0]))
+
+
+elementwise("astype", lambda bits: of_bfloat16(bits), dtypes=_cast("bfloat16", "float32"), takes_bits=True)
+elementwise("astype", lambda bits: of_float16(bits), dtypes=_cast("float16", "float32"), takes_bits=True)
+elementwise("astype", lambda x: to_bfloat16(x), dtypes=_cast("float32", "bfloat16"), takes_bits=True)
+elementwise("astype", lambda x: to_float16(x), dtypes=_cast("float32", "float16"), takes_bits=True)
+elementwise("astype", lambda x: to_float16(odd_single(x)), dtypes=_cast("float64", "float16"), takes_bits=True)
+
+# what `assign_add` and `assign_sub` do to a variable, and what but moves bits entry by entry
+elementwise("add", lambda x, y: to_bfloat16(of_bfloat16(x) + of_bfloat16(y)), dtypes=_all("bfloat16"), takes_bits=True)
+elementwise("add", lambda x, y: to_float16(of_float16(x) + of_float16(y)), dtypes=_all("float16"), takes_bits=True)
+elementwise(
+    "subtract", lambda x, y: to_bfloat16(of_bfloat16(x) - of_bfloat16(y)), dtypes=_all("bfloat16"), takes_bits=True
+)
+elementwise("subtract", lambda x, y: to_float16(of_float16(x) - of_float16(y)), dtypes=_all("float16"), takes_bits=True)
+elementwise("where", lambda condition, x, y: x if condition != 0 else y, dtypes=_choice, takes_bits=True)

@@ -195,9 +195,9 @@ class Channel:
     def _seen(self, mapped: _Mapped, place: LentPlace, layout: Layout, nbytes: int, allocate: Allocate) -> Array:
         dtype, shape = layout
         memory, end = mapped.seen(place.offset, nbytes), self.give_back
-        if dtype.kind in "fc" and not self._local.own:
+        if dtype.kind in "fcV" and not self._local.own:
             array = memory
-        elif dtype.kind in "fc" and self._may_own(nbytes) and (own := mapped.own(place.offset, nbytes)) is not None:
+        elif dtype.kind in "fcV" and self._may_own(nbytes) and (own := mapped.own(place.offset, nbytes)) is not None:
             array, end = own, self._give_back_own
             self._own[place.serial] = nbytes
         else:

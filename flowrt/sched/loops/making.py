@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.spec import is_half
 from flowrt.kernels.composite.iteration import (
     LEAST_LANES,
     InnerLoop,
@@ -270,6 +271,8 @@ class Making:
         kept = self._loops()
         parts = [self._final_part(part, n in kept, final, constants) for n, part in enumerate(self.parts)]
         dtypes = [*self.inputs, *(c.dtype for c in self.shared.constants)]
+        if any(map(is_half, (*dtypes, *self.made))):
+            raise Unfit("floats of 16 bits, which are held in memory alone")
         return make_iteration(dtypes, parts, [final(int(n)) for n in flat(results)])
 
     def _loops(self) -> set[int]:

@@ -13,19 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import NAMES, kind_of
 from flowrt.kernels.language.table import jitable
 
 RUN, MERGED = 16, 64  # words that are put in order one by one, and as many as are merged of such
 BYTES, VALUES = 8, 256  # of a word, and of a byte
 UNSIGNED, SIGNED, FLOATING = 0, 1, 2
 ONE, HALF, LOW, TOP = np.uint64(1), np.uint64(32), np.uint64(2**32 - 1), np.uint64(2**63)
-INFINITE = {4: 0x7F800000, 8: 0x7FF0000000000000}
+INFINITE = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000, "float64": 0x7FF0000000000000}
 
 
 def meaning_of(dtype: np.dtype[Any]) -> tuple[int, int]:
     """What entries are, and the bits of an infinite one."""
-    kind = {"f": FLOATING, "i": SIGNED}.get(dtype.kind, UNSIGNED)
-    return kind, INFINITE[dtype.itemsize] if kind == FLOATING else 0
+    kind = {"f": FLOATING, "i": SIGNED}.get(kind_of(dtype), UNSIGNED)
+    return kind, INFINITE[NAMES[dtype]] if kind == FLOATING else 0
 
 
 @jitable
