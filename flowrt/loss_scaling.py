@@ -138,4 +138,5 @@ def _divided(gradient: Any, scale: Any) -> Any:
     if isinstance(gradient, IndexedSlices):
         return replace(gradient, values=_divided(gradient.values, scale))
     inverse = 1.0 / scale
-    return multiply(gradient, inverse)
+    divided = multiply(gradient, inverse)
+    return divided if divided.dtype == gradient.dtype else astype(divided, gradient.dtype)  # of 16 bits

@@ -20,6 +20,7 @@ from flowrt.base.device import ANYWHERE, HOST_KIND, Device
 from flowrt.base.errors import PlacementError
 from flowrt.base.plan import Plan
 from flowrt.base.spec import is_half
+from flowrt.base.traits import writes
 from flowrt.graph import Node
 from flowrt.passes.arrange import arrange
 from flowrt.passes.looping import runs_apart
@@ -321,8 +322,8 @@ def with_halves(supports: Supports) -> Supports:
     """Whether a device computes an op on dtypes: in float32 what it does not on floats of 16 bits (see `widen`)."""
 
     def able(op: str, dtypes: Sequence[Any], kind: str) -> bool:
-        if supports(op, dtypes, kind):
-            return True
+        if supports(op, dtypes, kind) or writes(op):  # to what is of 16 bits
+            return supports(op, dtypes, kind)
         wide = [np.dtype(np.float32) if is_half(dtype) else dtype for dtype in dtypes]
         return wide != list(dtypes) and supports(op, wide, kind)
 

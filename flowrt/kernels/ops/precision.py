@@ -105,8 +105,15 @@ def _cast(source: str, target: str) -> Callable[[Sequence[Any]], bool]:
     return lambda dtypes: [str(dtype) for dtype in dtypes] == [source, target]
 
 
-def _all(half: str) -> Callable[[Sequence[Any]], bool]:
-    return lambda dtypes: is_half(np.dtype(dtypes[0])) and all(str(dtype) == half for dtype in dtypes)
+def all_of(half: str, but: int = -1) -> Callable[[Sequence[Any]], bool]:
+    """Whether all operands are of a dtype of 16 bits, whatever the one numbered ``but`` is of."""
+
+    def are(dtypes: Sequence[Any]) -> bool:
+        if not is_half(np.dtype(dtypes[0])):
+            return False
+        return all(str(dtype) == half for n, dtype in enumerate(dtypes) if n != but)
+
+    return are
 
 
 def _choice(dtypes: Sequence[Any]) -> bool:
@@ -121,10 +128,9 @@ elementwise("astype", lambda x: to_float16(x), dtypes=_cast("float32", "float16"
 elementwise("astype", lambda x: to_float16(odd_single(x)), dtypes=_cast("float64", "float16"), takes_bits=True)
 
 # what `assign_add` and `assign_sub` do to a variable, and what but moves bits entry by entry
-elementwise("add", lambda x, y: to_bfloat16(of_bfloat16(x) + of_bfloat16(y)), dtypes=_all("bfloat16"), takes_bits=True)
-elementwise("add", lambda x, y: to_float16(of_float16(x) + of_float16(y)), dtypes=_all("float16"), takes_bits=True)
-elementwise(
-    "subtract", lambda x, y: to_bfloat16(of_bfloat16(x) - of_bfloat16(y)), dtypes=_all("bfloat16"), takes_bits=True
-)
-elementwise("subtract", lambda x, y: to_float16(of_float16(x) - of_float16(y)), dtypes=_all("float16"), takes_bits=True)
+_OWN: dict[str, Any] = {half: {"dtypes": all_of(half), "takes_bits": True} for half in ("bfloat16", "float16")}
+elementwise("add", lambda x, y: to_bfloat16(of_bfloat16(x) + of_bfloat16(y)), **_OWN["bfloat16"])
+elementwise("add", lambda x, y: to_float16(of_float16(x) + of_float16(y)), **_OWN["float16"])
+elementwise("subtract", lambda x, y: to_bfloat16(of_bfloat16(x) - of_bfloat16(y)), **_OWN["bfloat16"])
+elementwise("subtract", lambda x, y: to_float16(of_float16(x) - of_float16(y)), **_OWN["float16"])
 elementwise("where", lambda condition, x, y: x if condition != 0 else y, dtypes=_choice, takes_bits=True)

@@ -9,9 +9,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flowrt.base.spec import Spec
+import numpy as np
+
+from flowrt.base.spec import Spec, is_half
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import THREADS, cuda
+from flowrt.kernels.ops.precision import all_of, of_bfloat16, of_float16, to_bfloat16, to_float16
 from flowrt.kernels.ops.slices import part
 from flowrt.kernels.teams.standing import Teams, add_team, divided, stand
 from flowrt.kernels.tiles.rowmoves import add_rows_by_int32, add_rows_by_int64, claim, fetch, move_bytes
@@ -22,7 +25,8 @@ UNIT_ENTRIES = 1 << 12  # of the values, about what is worth a unit of work
 
 
 def _total(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
-    return (Spec(outputs[0].dtype, (_columns(outputs[0]),)),)
+    dtype = outputs[0].dtype
+    return (Spec("float32" if is_half(dtype) else dtype, (_columns(outputs[0]),)),)
 
 
 def _moved_bytes(specs: Sequence[Spec]) -> int:
@@ -116,7 +120,7 @@ def add_rows_on_cuda(values: Any, groups: Any, settings: Any, table: Any, width:
         line += cuda.gridDim.x * teams
 
 
-@kernel("assign_rows", layout=_moving, local=_total, moves=_moved_bytes)
+@kernel("assign_rows", layout=_moving, local=_total, moves=_moved_bytes, moved=(0, 2, 3, 4))
 def assign_rows(
     values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int, begin: int, end: int
 ) -> None:
@@ -127,7 +131,7 @@ def assign_rows(
         move_bytes(values, (source.ctypes.data, table[groups[count + 2 + group]].ctypes.data, nbytes))
 
 
-@kernel("assign_rows", "cuda", layout=_moving, local=_total)
+@kernel("assign_rows", "cuda", layout=_moving, local=_total, takes_bits=True)
 def assign_rows_on_cuda(values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int) -> None:
     columns, count, entry = table.shape[1], (groups.size - 2) // 3, cuda.grid(1)
     while entry < groups[0] * columns:
@@ -136,8 +140,8 @@ def assign_rows_on_cuda(values: Any, groups: Any, settings: Any, table: Any, tot
         entry += cuda.gridsize(1)
 
 
-def _with_one_slot(rule: Callable[..., Any]) -> Callable[..., None]:
-    """A kernel that moves rows of a variable and of one slot by ``rule``."""
+def _with_one_slot(rule: Callable[..., Any], summed: Callable[..., Any] = sum_group) -> Callable[..., None]:
+    """A kernel that moves rows of a variable and of one slot by ``rule``, each group's values as ``summed``."""
 
     def move(
         values: Any, groups: Any, settings: Any, table: Any, slot: Any, total: Any, units: int, begin: int, end: int
@@ -148,7 +152,7 @@ def _with_one_slot(rule: Callable[..., Any]) -> Callable[..., None]:
             soon = ask(values, groups, group, last)
             ask_row(table, soon)
             ask_row(slot, soon)
-            number = sum_group(values, groups, group, total)
+            number = summed(values, groups, group, total)
             row, kept = table[number], slot[number]
             for k in range(row.size):
                 row[k], kept[k] = rule(total[k], row[k], kept[k], a, b, c, d)
@@ -173,8 +177,8 @@ def _with_one_slot_on_cuda(rule: Callable[..., Any]) -> Callable[..., None]:
     return move
 
 
-def _with_two_slots(rule: Callable[..., Any]) -> Callable[..., None]:
-    """A kernel that moves rows of a variable and of two slots by ``rule``."""
+def _with_two_slots(rule: Callable[..., Any], summed: Callable[..., Any] = sum_group) -> Callable[..., None]:
+    """A kernel that moves rows of a variable and of two slots by ``rule``, likewise."""
 
     def move(
         values: Any,
@@ -196,7 +200,7 @@ def _with_two_slots(rule: Callable[..., Any]) -> Callable[..., None]:
             ask_row(table, soon)
             ask_row(first, soon)
             ask_row(second, soon)
-            number = sum_group(values, groups, group, total)
+            number = summed(values, groups, group, total)
             row, one, two = table[number], first[number], second[number]
             for k in range(row.size):
                 row[k], one[k], two[k] = rule(total[k], row[k], one[k], two[k], a, b, c, d, e, f, g)
@@ -263,3 +267,66 @@ for _op, _rule in (("momentum_rows", momentum), ("adagrad_rows", adagrad)):
     kernel(_op, "cuda", layout=_moving_on_cuda)(_with_one_slot_on_cuda(_rule))
 for _op, _rule in (("rmsprop_rows", rmsprop), ("adam_rows", adam)):
     kernel(_op, "cuda", layout=_moving_on_cuda)(_with_two_slots_on_cuda(_rule))
+
+
+# ── of floats of 16 bits: each entry read as float32, and rounded once where it is written ───────────────────────────
+
+
+def _summed(read: Callable[..., Any]) -> Callable[..., Any]:
+    """As `sum_group`, of bits into float32."""
+
+    @jitable
+    def sum_bits(values: Any, groups: Any, group: int, total: Any) -> Any:
+        count = (groups.size - 2) // 3
+        for k in range(total.size):
+            total[k] = np.float32(0)
+        for j in range(groups[1 + group], groups[2 + group]):
+            row = values[groups[2 * count + 2 + j]]
+            for k in range(total.size):
+                total[k] += read(row[k])
+        return groups[count + 2 + group]
+
+    return sum_bits
+
+
+def _adding(read: Callable[..., Any], write: Callable[..., Any], summed: Callable[..., Any]) -> Callable[..., None]:
+    def add(values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int, begin: int, end: int) -> None:
+        factor, last = read(settings[0]), part(groups, end, units)
+        for group in range(part(groups, begin, units), last):
+            ask_row(table, ask(values, groups, group, last))
+            row = table[summed(values, groups, group, total)]
+            for k in range(row.size):
+                row[k] = write(read(row[k]) + factor * total[k])
+
+    return add
+
+
+def _of_one_slot(rule: Callable[..., Any], read: Callable[..., Any], write: Callable[..., Any]) -> Callable[..., Any]:
+    @jitable
+    def moved(g: Any, p: Any, one: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        found = rule(g, read(p), read(one), read(a), read(b), read(c), read(d))
+        return write(found[0]), write(found[1])
+
+    return moved
+
+
+def _of_two_slots(rule: Callable[..., Any], read: Callable[..., Any], write: Callable[..., Any]) -> Callable[..., Any]:
+    @jitable
+    def moved(
+        g: Any, p: Any, one: Any, two: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, h: Any
+    ) -> Any:  # fmt: skip
+        settings = read(a), read(b), read(c), read(d), read(e), read(f), read(h)
+        found = rule(g, read(p), read(one), read(two), *settings)
+        return write(found[0]), write(found[1]), write(found[2])
+
+    return moved
+
+
+for _half, _read, _write in (("bfloat16", of_bfloat16, to_bfloat16), ("float16", of_float16, to_float16)):
+    _how: dict[str, Any] = {"layout": _moving, "local": _total, "moves": _moved_bytes, "takes_bits": True}
+    _how["dtypes"], _sum = all_of(_half, but=1), _summed(_read)
+    kernel("add_rows", **_how)(_adding(_read, _write, _sum))
+    for _op, _rule in (("momentum_rows", momentum), ("adagrad_rows", adagrad)):
+        kernel(_op, **_how)(_with_one_slot(_of_one_slot(_rule, _read, _write), _sum))
+    for _op, _rule in (("rmsprop_rows", rmsprop), ("adam_rows", adam)):
+        kernel(_op, **_how)(_with_two_slots(_of_two_slots(_rule, _read, _write), _sum))
