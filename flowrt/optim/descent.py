@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowrt.base.errors import GraphError, user_site
 from flowrt.ops.elementwise import astype, divide, expm1, multiply, negative, sqrt
 from flowrt.ops.fused import in_one
@@ -163,6 +165,9 @@ class Adam(Optimizer):
 
         With these scalars, one pair for all variables of a place, the formula has one root and one quotient per entry.
         """
+        if not np.array(self.epsilon * math.sqrt(1 - self.beta2), variable.dtype):
+            fix = f"use a larger one, as 1e-4, or keep {variable.name!r} in float32"
+            raise GraphError(f"{user_site()}: epsilon={self.epsilon:g} comes to 0 in {variable.dtype}; {fix}")
         common = in_common.get()
 
         def correct() -> tuple[Any, Any]:

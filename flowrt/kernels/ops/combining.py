@@ -9,14 +9,15 @@ nearest cache holds with its sum; blocks ``starts[p]`` to ``starts[p + 1]`` are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, as_dtype, is_half
 from flowrt.kernels.language.table import Call, View, host_only, kernel
 from flowrt.kernels.launch import Application, apply_kernel
+from flowrt.kernels.ops.precision import BITS
 
 BLOCK = 2048
 """The numbers of a block, of which a nearest cache of 32 KiB holds two in float64."""
@@ -63,7 +64,54 @@ def sum_updates(
             memory[np.uint64(place + i)] = total[np.uint64(i)] / divisor
 
 
+def _sums_of_bits(read: Callable[..., Any], write: Callable[..., Any]) -> Callable[..., None]:
+    """The same of floats of 16 bits, rounded where ops would round them: each term, the sum, and what is divided."""
+
+    def sum_bits(
+        memory: Any,
+        sources: Any,
+        targets: Any,
+        sizes: Any,
+        starts: Any,
+        count: Any,
+        weights: Any,
+        total: Any,
+        begin: int,
+        end: int,
+    ) -> None:
+        part, divisor = 0, weights[weights.size - 1]
+        for unit in range(begin, end):
+            while unit >= starts[part + 1]:
+                part += 1
+            first = (unit - starts[part]) * total.size
+            many = min(sizes[part] - first, total.size)
+            for i in range(many):
+                total[np.uint64(i)] = 0
+            for k in range(count[0]):
+                place, weight = sources[k, part] + first, weights[k]
+                for i in range(many):
+                    total[np.uint64(i)] += read(write(weight * read(memory[np.uint64(place + i)])))
+            place = targets[part] + first
+            for i in range(many):
+                memory[np.uint64(place + i)] = write(read(write(total[np.uint64(i)])) / divisor)
+
+    return sum_bits
+
+
+def _updates_of(half: str) -> Callable[[Sequence[Any]], bool]:
+    return lambda dtypes: str(dtypes[0]) == half
+
+
+for _half, _functions in BITS.items():
+    kernel("sum_updates", layout=_summing, local=_near, dtypes=_updates_of(_half), takes_bits=True)(
+        _sums_of_bits(*_functions)
+    )
 host_only("sum_updates", why="a server adds up what came to its memory from the network")
+
+
+def weighed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What numbers of a dtype are multiplied by and added up in."""
+    return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def blocks_of(sizes: Sequence[int]) -> list[int]:
@@ -77,5 +125,6 @@ def blocks_of(sizes: Sequence[int]) -> list[int]:
 def summing(dtype: Any, parts: int, updates: int, blocks: int) -> Application:
     """The launch that sums at most so many updates, of so many parts and blocks."""
     words = [(updates, parts), (parts,), (parts,), (parts + 1,), (1,)]
-    specs = [Spec(dtype, (1,)), *(Spec("int64", shape) for shape in words), Spec(dtype, (updates + 1,))]
+    weights = Spec(weighed_in(as_dtype(dtype)), (updates + 1,))
+    specs = [Spec(dtype, (1,)), *(Spec("int64", shape) for shape in words), weights]
     return apply_kernel("sum_updates", specs, [], {"blocks": blocks})

@@ -100,6 +100,10 @@ def odd_single(x: Any) -> Any:
     return float_of(bits + step if inexact else bits)
 
 
+BITS = {"bfloat16": (of_bfloat16, to_bfloat16), "float16": (of_float16, to_float16)}
+"""What reads such a float, and what rounds one."""
+
+
 def _cast(source: str, target: str) -> Callable[[Sequence[Any]], bool]:
     """Whether operands are an input and an output of these dtypes."""
     return lambda dtypes: [str(dtype) for dtype in dtypes] == [source, target]

@@ -14,7 +14,7 @@ import numpy as np
 from flowrt.base.spec import Spec, is_half
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import THREADS, cuda
-from flowrt.kernels.ops.precision import all_of, of_bfloat16, of_float16, to_bfloat16, to_float16
+from flowrt.kernels.ops.precision import BITS, all_of
 from flowrt.kernels.ops.slices import part
 from flowrt.kernels.teams.standing import Teams, add_team, divided, stand
 from flowrt.kernels.tiles.rowmoves import add_rows_by_int32, add_rows_by_int64, claim, fetch, move_bytes
@@ -322,7 +322,7 @@ def _of_two_slots(rule: Callable[..., Any], read: Callable[..., Any], write: Cal
     return moved
 
 
-for _half, _read, _write in (("bfloat16", of_bfloat16, to_bfloat16), ("float16", of_float16, to_float16)):
+for _half, (_read, _write) in BITS.items():
     _how: dict[str, Any] = {"layout": _moving, "local": _total, "moves": _moved_bytes, "takes_bits": True}
     _how["dtypes"], _sum = all_of(_half, but=1), _summed(_read)
     kernel("add_rows", **_how)(_adding(_read, _write, _sum))

@@ -19,7 +19,7 @@ import numpy as np
 from flowrt.base.errors import InternalError, SpecError
 from flowrt.kernels.language.variants import is_compiled
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, LaunchStep, Operand
-from flowrt.kernels.ops.combining import blocks_of, summing
+from flowrt.kernels.ops.combining import blocks_of, summing, weighed_in
 from flowrt.sched.drivers.measuring import square_of
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class _PartSum:
         ]
         self._sources = np.zeros((replicas, len(sizes)), np.int64)
         targets = np.array([_place(array) for array in self.made], np.int64)
-        self._count, self._weights = np.zeros(1, np.int64), np.ones(replicas + 1, dtype)
+        self._count, self._weights = np.zeros(1, np.int64), np.ones(replicas + 1, weighed_in(dtype))
         words = (self._sources, targets, np.array(sizes, np.int64), np.array(starts, np.int64))
         self._operands = (*words, self._count, self._weights)
         application = summing(dtype, len(sizes), replicas, self.blocks)
