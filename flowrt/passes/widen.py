@@ -84,7 +84,8 @@ class _Widening:
 
     def _is_computed_wide(self, node: StepNode) -> bool:
         dtypes = [*(self._spec(ref).dtype for ref in node.inputs), *(spec.dtype for spec in node.outputs)]
-        if node.op.effect or not any(map(is_half, dtypes)):
+        bodies = any(isinstance(value, Plan) for value in node.attrs.values())  # in which casts stand already
+        if node.op.effect or bodies or not any(map(is_half, dtypes)):
             return False
         return not self._supports(node.op.name, dtypes, self.placement[node.id].kind or "")
 
@@ -94,7 +95,8 @@ class _Widening:
     def _widen(self, node: StepNode) -> None:
         inputs = tuple(self._wide(node, n, ref) for n, ref in enumerate(node.inputs))
         wide = replace(node, inputs=inputs, attrs=wide_attributes(node.op, node.attrs))
-        wide = replace(wide, outputs=infer(wide, [self._spec(ref) for ref in inputs]))
+        made = zip(infer(wide, [self._spec(ref) for ref in inputs]), node.outputs, strict=True)
+        wide = replace(wide, outputs=tuple(Spec(found.dtype, spec.dims, spec.value) for found, spec in made))
         self._nodes[node.id] = wide
         for n, spec in enumerate(node.outputs):
             if spec.dtype != wide.outputs[n].dtype:
