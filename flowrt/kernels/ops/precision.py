@@ -4,7 +4,8 @@ All that is computed with tensors of such is computed in float32, between the ca
 is added to a variable where it lies.
 
 float16 by Fabian Giesen's ways, "half to float done quick" (2012): below its normal numbers the float32 unit adds a
-number whose last bit counts the least float16, and rounds. Integers are of 64 bits, where none of this wraps.
+number whose last bit counts the least float16, and rounds. Integers are of 32 bits, as many as a vector has floats;
+each is said to be, since Numba would have them of 64, and none of them wraps.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ import numpy as np
 from flowrt.base.spec import is_half
 from flowrt.kernels.language.table import elementwise, jitable
 
-SIGN, REST = np.int64(0x80000000), np.int64(0x7FFFFFFF)
-INFINITE = np.int64(0x7F800000)
-HALF_SIGN, HALF_REST, HALF_INFINITE, HALF_NAN = (np.int64(v) for v in (0x8000, 0x7FFF, 0x7C00, 0x7E00))
-TOO_LARGE = np.int64(0x47800000)  # 2**16, from which on float16 is infinite
-NORMAL = np.int64(0x38800000)  # 2**-14, the least normal float16
-LEAST, LEAST_BITS = np.float32(0.5), np.int64(0x3F000000)  # whose last bit is 2**-24, the least float16
-HALF_BIAS = np.int64((127 - 15) << 23)
+word = np.uint32
+SIGN, REST, INFINITE = word(0x80000000), word(0x7FFFFFFF), word(0x7F800000)
+HALF_SIGN, HALF_REST, HALF_INFINITE, HALF_NAN = (word(v) for v in (0x8000, 0x7FFF, 0x7C00, 0x7E00))
+TOO_LARGE = word(0x47800000)  # 2**16, from which on float16 is infinite
+NORMAL = word(0x38800000)  # 2**-14, the least normal float16
+LEAST, LEAST_BITS = np.float32(0.5), word(0x3F000000)  # whose last bit is 2**-24, the least float16
+HALF_NORMAL = word(0x400)  # the bits of 2**-14
+HALF_BIAS = word((127 - 15) << 23)
 TINY = np.float32(2.0**-24)
+ZERO, ONE, QUIET, BELOW, HALF_BELOW = (word(v) for v in (0, 1, 0x40, 0x7FFF, 0xFFF))
+HIGH, CUT = word(16), word(13)  # how much longer float32s are
 
 
 @jitable
 def bits_of(x: Any) -> Any:
     """A float32's bits, as a number that is not negative."""
-    return np.int64(np.float32(x).view(np.int32)) & np.int64(0xFFFFFFFF)
+    return np.float32(x).view(np.uint32)
 
 
 @jitable
@@ -42,37 +46,40 @@ def float_of(bits: Any) -> Any:
 @jitable
 def to_bfloat16(x: Any) -> Any:
     bits = bits_of(x)
-    rounded = (bits + np.int64(0x7FFF) + ((bits >> np.int64(16)) & np.int64(1))) >> np.int64(16)
-    quiet = (bits >> np.int64(16)) | np.int64(0x40)
-    return np.uint16(quiet if (bits & REST) > INFINITE else rounded)
+    rest, high = np.uint32(bits & REST), np.uint32(bits >> HIGH)
+    rounded = np.uint32(np.uint32(rest + np.uint32(BELOW + np.uint32(high & ONE))) >> HIGH)
+    finite = np.uint32(rounded | np.uint32(high & HALF_SIGN))
+    return np.uint16(np.uint32(high | QUIET) if rest > INFINITE else finite)
 
 
 @jitable
 def of_bfloat16(bits: Any) -> Any:
-    return float_of(np.int64(bits) << np.int64(16))
+    return float_of(np.uint32(np.uint32(bits) << HIGH))
 
 
 @jitable
 def to_float16(x: Any) -> Any:
     bits = bits_of(x)
-    rest = bits & REST
-    small = bits_of(float_of(rest if rest < NORMAL else np.int64(0)) + LEAST) - LEAST_BITS
-    odd = (rest >> np.int64(13)) & np.int64(1)
-    normal = (rest - HALF_BIAS + np.int64(0xFFF) + odd) >> np.int64(13)
+    rest = np.uint32(bits & REST)
+    small = np.uint32(bits_of(float_of(rest if rest < NORMAL else ZERO) + LEAST) - LEAST_BITS)
+    large = np.uint32((NORMAL if rest < NORMAL else rest) - HALF_BIAS)
+    odd = np.uint32(np.uint32(large >> CUT) & ONE)
+    normal = np.uint32(np.uint32(large + np.uint32(HALF_BELOW + odd)) >> CUT)
     finite = small if rest < NORMAL else normal
     beyond = HALF_NAN if rest > INFINITE else HALF_INFINITE
-    return np.uint16((finite if rest < TOO_LARGE else beyond) | ((bits & SIGN) >> np.int64(16)))
+    sign = np.uint32(np.uint32(bits >> HIGH) & HALF_SIGN)
+    return np.uint16(np.uint32((finite if rest < TOO_LARGE else beyond) | sign))
 
 
 @jitable
 def of_float16(bits: Any) -> Any:
-    word = np.int64(bits)
-    rest = word & HALF_REST
-    small = bits_of(np.float32(rest if rest < np.int64(0x400) else np.int64(0)) * TINY)
-    normal = (rest << np.int64(13)) + HALF_BIAS
-    beyond = INFINITE | (rest << np.int64(13))
-    finite = small if rest < np.int64(0x400) else normal
-    return float_of((finite if rest < HALF_INFINITE else beyond) | ((word & HALF_SIGN) << np.int64(16)))
+    held = np.uint32(bits)
+    rest = np.uint32(held & HALF_REST)
+    small = bits_of(np.float32(np.int32(rest if rest < HALF_NORMAL else ZERO)) * TINY)
+    moved = np.uint32(rest << CUT)
+    finite = small if rest < HALF_NORMAL else np.uint32(moved + HALF_BIAS)
+    sign = np.uint32(np.uint32(held & HALF_SIGN) << HIGH)
+    return float_of(np.uint32((finite if rest < HALF_INFINITE else np.uint32(INFINITE | moved)) | sign))
 
 
 elementwise("narrow_bfloat16", lambda x: to_bfloat16(x))
@@ -82,8 +89,6 @@ elementwise("widen_float16", lambda bits, x: of_float16(bits))
 
 
 # ── tensors of floats of 16 bits ─────────────────────────────────────────────────────────────────────────────────────
-
-ODD = np.int64(1)
 
 
 @jitable
@@ -95,9 +100,9 @@ def odd_single(x: Any) -> Any:
     """
     near = np.float32(x)
     wide, bits = np.float64(near), bits_of(near)
-    inexact = wide != x and x == x and (bits & ODD) == np.int64(0)
-    step = np.int64(-1) if abs(wide) > abs(x) else np.int64(1)
-    return float_of(bits + step if inexact else bits)
+    inexact = wide != x and x == x and np.uint32(bits & ONE) == ZERO
+    beside = np.uint32(bits - ONE) if abs(wide) > abs(x) else np.uint32(bits + ONE)  # never of 0, which is not above
+    return float_of(beside if inexact else bits)
 
 
 BITS = {"bfloat16": (of_bfloat16, to_bfloat16), "float16": (of_float16, to_float16)}
