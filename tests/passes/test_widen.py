@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -106,6 +108,12 @@ def test_casts_are_fused_into_what_reads_and_answers() -> None:
         x = fr.placeholder("bfloat16", (400,))
         y = fr.tanh(x * x) - x
     assert [node.op for node in plan_of([y], fusible=fusible).nodes] == ["fused"]
+
+
+def test_who_compiles_beside_a_program_need_not_have_met_such_floats() -> None:
+    request = '[["bfloat16"], [["astype", [0], "float32"], ["astype", [1], "bfloat16"]], [2], [], [1, 1], ""]'
+    code = f"import flowrt.kernels; from flowrt.kernels.fusion.fused import ordered_variants as o; o({request!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_gpus_products_take_the_bits() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, as_dtype
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.epilogue import EpilogueStep
 from flowrt.kernels.fusion.chains import cut_chains
@@ -295,7 +295,8 @@ def _orders(whole: LaunchStep) -> tuple[CompileOrder, ...]:
 def ordered_variants(request: str) -> list[Variant]:
     """The variants that an order asks for, the program's own first."""
     inputs, members, results, reductions, pattern, words = json.loads(request)
-    plain = tuple((op, tuple(operands), dtype) for op, operands, dtype in members)
+    plain = tuple((op, tuple(operands), as_dtype(dtype).name) for op, operands, dtype in members)
+    inputs = [as_dtype(dtype).name for dtype in inputs]  # of which NumPy may not know bfloat16 yet
     made = fused_kernel(tuple(inputs), plain, tuple(results), "cpu", tuple((n, op) for n, op in reductions))
     assert made.expression is not None
     dtypes = on_bits(made.expression).dtypes
