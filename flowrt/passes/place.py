@@ -322,8 +322,9 @@ def with_halves(supports: Supports) -> Supports:
     """Whether a device computes an op on dtypes: in float32 what it does not on floats of 16 bits (see `widen`)."""
 
     def able(op: str, dtypes: Sequence[Any], kind: str) -> bool:
-        if supports(op, dtypes, kind) or writes(op):  # to what is of 16 bits
-            return supports(op, dtypes, kind)
+        found = supports(op, dtypes, kind)
+        if found or writes(op):  # to what is of 16 bits
+            return found
         wide = [np.dtype(np.float32) if is_half(dtype) else dtype for dtype in dtypes]
         return wide != list(dtypes) and supports(op, wide, kind)
 
