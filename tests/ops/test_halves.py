@@ -314,13 +314,13 @@ def unknown_to_kernels(x: fr.Operand) -> fr.Result:
 
 
 @fr.op
-def halved(x: fr.Operand) -> fr.Result:
+def entries_halved(x: fr.Operand) -> fr.Result:
     """Half of ``x``."""
     return x
 
 
-@fr.kernel("halved", on="cpu")
-def halve(x: Any, y: Any) -> None:
+@fr.kernel("entries_halved", on="cpu")
+def halve_entries(x: Any, y: Any) -> None:
     for i in range(x.size):
         y.reshape(-1)[i] = x.reshape(-1)[i] * 0.5
 
@@ -328,4 +328,4 @@ def halve(x: Any, y: Any) -> None:
 @both
 def test_a_programs_own_kernel_is_given_float32(half: str) -> None:
     x = np.array([[1, 3], [5, 0.1]], HALVES[half])
-    assert_same(halved(x), (x.astype("float32") * np.float32(0.5)).astype(HALVES[half]))
+    assert_same(entries_halved(x), (x.astype("float32") * np.float32(0.5)).astype(HALVES[half]))
