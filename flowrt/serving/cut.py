@@ -146,7 +146,7 @@ def _step_of(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], given:
     try:
         return prune(first.graph, list(outputs.values()), (), [*inputs.values(), *given])
     except FeedError as error:
-        raise GraphError(f"{user_site()}: {error}, or name it among the inputs") from None
+        raise GraphError(f"{user_site()}: {error}; name it among the inputs, or give it a value by given=") from None
     except GraphError as error:
         raise GraphError(f"{user_site()}: {error}") from None
 
