@@ -399,3 +399,42 @@ def test_a_classifier_of_images_is_what_the_runtime_makes_of_it(name: str) -> No
     (found,) = backend.prepare(model).run([x])
     assert wanted.std() > 1e-5
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+
+
+NEAREST = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+FIRST_SIZE = {"first": np.array([0]), "second": np.array([1])}
+
+
+def resized_to_size_of(name: str) -> list[Any]:
+    """The nodes that resize x to the first size of an input and the weight ``rest``."""
+    return [
+        helper.make_node("Shape", [name], ["shape"]),
+        helper.make_node("Slice", ["shape", "first", "second"], ["batch"]),
+        helper.make_node("Concat", ["batch", "rest"], ["whole"], axis=0),
+        helper.make_node("Resize", ["x", "", "", "whole"], ["y"], **NEAREST),
+    ]
+
+
+@pytest.mark.parametrize("by", ["scales", "sizes"])
+def test_images_are_resized_whose_batch_is_open(by: str) -> None:
+    if by == "scales":
+        nodes = [helper.make_node("Resize", ["x", "", "scales"], ["y"], **NEAREST)]
+        weights = {"scales": np.array([1, 1, 2, 2], "float32")}
+    else:
+        nodes, weights = resized_to_size_of("x"), FIRST_SIZE | {"rest": np.array([1, 6, 8])}
+    model = fr.onnx.load(model_of(nodes, {"x": ("float32", ("batch", 1, 3, 4))}, ["y"], weights))
+    with fr.BlockingSession(model.graph) as session:
+        for batch in (1, 3):
+            x = normal(batch, 1, 3, 4)
+            found = session.run(model.outputs["y"], {model.inputs["x"]: x})
+            np.testing.assert_array_equal(found, x.repeat(2, axis=2).repeat(2, axis=3))
+
+
+def test_a_batch_that_a_model_resizes_is_an_error_of_the_step() -> None:
+    inputs = {"x": ("float32", ("batch", 2)), "z": ("float32", ("others",))}
+    model = fr.onnx.load(model_of(resized_to_size_of("z"), inputs, ["y"], FIRST_SIZE | {"rest": np.array([4])}))
+    x, z = model.inputs["x"], model.inputs["z"]
+    with fr.BlockingSession(model.graph) as session:
+        assert session.run(model.outputs["y"], {x: normal(3, 2), z: normal(3)}).shape == (3, 4)
+        with pytest.raises(fr.FlowrtError, match="reshape"):
+            session.run(model.outputs["y"], {x: normal(3, 2), z: normal(6)})

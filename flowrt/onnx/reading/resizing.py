@@ -153,18 +153,43 @@ def _resized(call: NodeCall, x: Value, at: int, axis: Axis) -> Value:
     return fr.where(beside(outside), np.asarray(call.attr("extrapolation_value", 0.0), dtype), found)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """Which axes are resized, by ``scales`` or to ``sizes``; ``checked`` says that others were taken to stay as they
+    are."""
+
+    axes: list[int]
+    scales: Array | None
+    sizes: list[int] | None
+    checked: bool = False
+
+
+def _asked(call: NodeCall, axes: list[int], all_of_them: bool) -> _Asked:
+    """What a node asks for. An axis of open size, as that of the batch mostly is, stays as it is where its scale is 1,
+    or where the size it is to have is as open."""
+    scales, dims = call.known(2, "the scales"), [call.shape(0)[axis] for axis in axes]
+    if scales is not None and scales.size:
+        moved = [n for n, dim in enumerate(dims) if all_of_them or dim is not None or scales[n] != 1]
+        return _Asked([axes[n] for n in moved], scales[moved], None)
+    told = None if call[3] is None else call.spec(3).value
+    stretched = call.attr("keep_aspect_ratio_policy", "stretch") == "stretch" and not all_of_them
+    if isinstance(told, tuple) and stretched and len(axes) == call.rank(0):
+        moved = [n for n, size in enumerate(told) if dims[n] is not None or size is not None]
+        sizes = [size for n in moved if isinstance(size := told[n], int)]
+        if len(sizes) == len(moved) < len(axes):
+            return _Asked([axes[n] for n in moved], None, sizes, checked=True)
+    return _Asked(axes, None, call.integers(3, "the sizes"))
+
+
 @reads("Resize")
 def resize(call: NodeCall) -> Value:
-    rank, dims = call.rank(0), call.shape(0)
-    named = call.attr("axes")
-    axes = list(range(rank)) if named is None else [axis % rank for axis in named]
+    rank, dims, named = call.rank(0), call.shape(0), call.attr("axes")
     region = None
     if call.attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         region = call.known(1, "the region of interest")
-    scales = call.known(2, "the scales")
-    sizes = call.integers(3, "the sizes")
-    if scales is not None and scales.size == 0:
-        scales = None
+    given = list(range(rank)) if named is None else [axis % rank for axis in named]
+    asked = _asked(call, given, region is not None)
+    axes, scales, sizes = asked.axes, asked.scales, asked.sizes
     chosen = [dims[axis] for axis in axes]
     if None in chosen:
         raise Unreadable("the sizes of what is resized must be known")
@@ -178,6 +203,8 @@ def resize(call: NodeCall) -> Value:
         if math.isclose(ratios[n], 1.0) and wanted[n] == old[n] and part == (0.0, 1.0):
             continue
         x = _resized(call, x, at, Axis(old[n], wanted[n], ratios[n], part))
+    if asked.checked:
+        return fr.reshape(x, call[3])  # which fits no size but the one that stayed
     return fr.identity(x) if x is call[0] else x
 
 
