@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.spec import Spec, is_float, normal_axes
+from flowrt.base.spec import Spec, is_float, normal_axes, value_known
 from flowrt.ops.elementwise import astype
-from flowrt.ops.inference import described, filled
+from flowrt.ops.inference import carry, described, filled
 from flowrt.ops.reduce import max as max_
 from flowrt.ops.shape import concat
 from flowrt.ops.slices import IndexedSlices
@@ -46,7 +48,16 @@ def take(x: Operand, indices: Operand, axis: int = 0, absent: bool = False, *, n
     at = _axis(x, axis)
     if x.shape[at] == 0 and indices.known and indices.size > 0:
         raise SpecError(f"nothing can be taken from axis {axis} of {x}, which is empty")
-    return Spec(x.dtype, (*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))
+    out = Spec(x.dtype, (*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))
+    return carry(out, lambda held, places: held[places.astype(int)], x, indices) if _can_tell(x, indices) else out
+
+
+def _can_tell(x: Spec, indices: Spec) -> bool:
+    """Whether it is known which entries of a vector are taken."""
+    if x.rank != 1 or x.value is None or indices.value is None or not value_known(indices.value):
+        return False
+    size = x.size if x.known else 0
+    return all(-size <= place < size for place in np.ravel(np.array(indices.value, dtype=object)))
 
 
 def _axis(x: Spec, axis: int) -> int:

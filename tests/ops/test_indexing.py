@@ -218,3 +218,13 @@ def test_draws_of_a_size_that_differs_are_the_same_on_the_way_back() -> None:
     with fr.BlockingSession(graph) as session:
         found, wanted = session.run([slope, drawn], {x: np.ones(4)})
     np.testing.assert_allclose(found, 2 * wanted)
+
+
+def test_what_is_taken_of_a_shape_is_known_where_that_is() -> None:
+    with fr.Graph():
+        shape = fr.shape_of(fr.placeholder("float32", (None, 2, 6)))
+        assert fr.ones(fr.take(shape, [2, 0, -2]), "float32").shape == (6, None, 2)
+        assert fr.ones(fr.take(shape, 1), "float32").shape == (2,)
+        where = fr.placeholder("int64", (2,))
+        assert fr.ones(fr.take(shape, where), "float32").shape == (None, None)
+        assert fr.take(shape, 3).shape == ()  # out of range: the step's error
