@@ -23,7 +23,7 @@ from flowrt.base.plan import resources_in
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.op import REGISTRY, Op, active_builder, as_value, building
-from flowrt.operators import NEVER_COPIED, Operators
+from flowrt.operators import NEVER_COPIED, NoValue, Operators
 
 if TYPE_CHECKING:
     from flowrt.base.partitioning import Partition
@@ -48,7 +48,7 @@ _scope: ContextVar[Scope] = ContextVar("flowrt_scope", default=_OUTERMOST)
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class Node(NoValue):
     """One application of an op. ``outputs`` are its tensors; ``control_inputs`` must finish before it starts."""
 
     graph: Graph

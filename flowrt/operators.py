@@ -246,3 +246,30 @@ def _is_comparable(other: object) -> bool:
     if isinstance(other, (str, bytes)):
         return False
     return isinstance(other, _WITH_ENTRIES) or any(hasattr(other, name) for name in ("__tensor__", "__array__"))
+
+
+class NoValue:
+    """What is taken for a value, and has none: what `assign` answers."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        @brief
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)  # Python asks, perhaps of a copy that is not filled yet
+            raise AttributeError(self._says())
+
+        @brief
+        def _refuse(self, other: Any) -> NoReturn:
+            raise GraphError(f"{user_site()}: {self._says()}")
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+        __matmul__ = __rmatmul__ = __pow__ = __rpow__ = _refuse
+
+        def _says(self) -> str:
+            return (
+                f"{self!r} is an operation, which has no value: run it, or read what it wrote behind it: "
+                "`with fr.control_dependencies([operation]): variable.read()`"
+            )

@@ -333,3 +333,17 @@ def test_an_op_without_tensors_is_refused_in_the_users_line_alone() -> None:
     with pytest.raises(fr.GraphError, match="annotate its tensors") as caught:
         fr.op(own)
     assert len(caught.traceback) == 1
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda op: fr.add(op, 1), lambda op: fr.sum(op), lambda op: 2.0 * op, lambda op: op - op, lambda op: op.shape],
+    ids=["add", "sum", "product", "difference", "shape"],
+)
+def test_an_operation_that_is_taken_for_a_value_says_how_to_read_one(use: Callable[[Any], Any]) -> None:
+    with fr.Graph():
+        wrote = fr.Variable(np.zeros(3, "float32"), name="w").assign_add(np.ones(3, "float32"))
+        with pytest.raises((fr.GraphError, AttributeError), match=r"'w/assign_add'.* has no value: .*\.read\(\)"):
+            use(wrote)
+        assert not hasattr(wrote, "shape")
+        assert copy.copy(wrote).name == wrote.name
