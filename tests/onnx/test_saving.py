@@ -324,7 +324,16 @@ def test_bools_are_added_and_compared_as_here() -> None:
     a, b = bools(9), bools(9, seed=1)
     with fr.Graph() as graph:
         x, y = fr.placeholder("bool", (9,)), fr.placeholder("bool", (9,))
-        outputs = {"sum": x + y, "product": x * y, "less": x < y, "all": fr.all(x), "largest": fr.max(x)}
+        outputs = {
+            "sum": x + y,
+            "product": x * y,
+            "less": x < y,
+            "all": fr.all(x),
+            "largest": fr.max(x),
+            "chosen": fr.where(x, y, ~y),
+        }
     model = model_of(SimpleNamespace(graph=graph, inputs={"x": x, "y": y}, outputs=outputs), {})
-    for got, want in zip(judged(model, {"x": a, "y": b}), (a | b, a & b, ~a & b, a.all(), a.max()), strict=True):
+    for got, want in zip(
+        judged(model, {"x": a, "y": b}), (a | b, a & b, ~a & b, a.all(), a.max(), a == b), strict=True
+    ):
         np.testing.assert_array_equal(got, want)

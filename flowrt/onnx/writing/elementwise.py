@@ -306,7 +306,11 @@ def tested(one: AppliedOp) -> str:
 
 @writes("where")
 def where(one: AppliedOp) -> str:
-    return str(one.add("Where", holds(one, 0), *one.inputs[1:]))
+    chosen, *both = holds(one, 0), *one.inputs[1:]
+    if one.out.dtype != np.bool_:
+        return str(one.add("Where", chosen, *both))
+    if_true, if_false = one.add("And", chosen, both[0]), one.add("And", one.add("Not", chosen), both[1])
+    return str(one.add("Or", if_true, if_false))  # runtimes choose between numbers
 
 
 @writes("atan2")
