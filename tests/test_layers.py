@@ -269,6 +269,7 @@ def path_of(name: str) -> str:
     path = name.removeprefix("flowrt.").replace(".", "/")
     while path not in KNOWN and f"{path}/__init__" not in KNOWN:
         path = path.rpartition("/")[0]
+        assert path, f"{name}: import it from the file that has it"
     return path
 
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrt.base.errors import GraphError, user_site
+from flowrt.base.errors import ClosedError, GraphError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.tracebacks import brief
 from flowrt.misuse import AsyncOnly
@@ -59,7 +59,7 @@ class ModelServer(AsyncOnly):
         self._host, self._port, self._look_seconds = host, port, look_seconds
         self._face = Face(self.endpoints, self._batching, token, max_body)
         self._tls = tls
-        self._opened = AsyncExitStack()
+        self._opened, self._was_opened = AsyncExitStack(), False
 
     @property
     def port(self) -> int | None:
@@ -73,6 +73,9 @@ class ModelServer(AsyncOnly):
 
     @brief
     async def __aenter__(self) -> ModelServer:
+        if self._was_opened:
+            raise ClosedError(f"{user_site()}: a ModelServer is opened once; make another one")
+        self._was_opened = True
         try:
             self._opened = await self._open()
         except BaseExceptionGroup as errors:  # of one, as a task group raises it

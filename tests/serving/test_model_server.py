@@ -272,3 +272,14 @@ async def test_what_cannot_be_served_is_said_when_the_server_is_opened(tmp_path:
                 raise AssertionError
     with pytest.raises(GraphError, match=r"open fr\.serving\.ModelServer with `async with`"), server:
         raise AssertionError
+
+
+async def test_a_server_is_opened_once() -> None:
+    server = fr.serving.ModelServer(doubling(), port=None)
+    async with server:
+        with pytest.raises(fr.ClosedError, match="opened once; make another one"):
+            await server.__aenter__()
+        np.testing.assert_array_equal((await server.infer({"x": X}))["y"], X * 2 + 1)
+    with pytest.raises(fr.ClosedError, match="opened once"):
+        async with server:
+            pass
