@@ -59,7 +59,7 @@ _WIRE = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
 # where that is this machine's order, the one object that stands for each dtype: direct calls know arrays by it
 _DTYPES = {wire.str.encode(): np.dtype(name) if wire == np.dtype(name) else wire for name, wire in _WIRE.items()}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-_PREFIX = struct.Struct("<I")
+_V2, _PREFIX = b"<V2", struct.Struct("<I")  # the code of bfloat16; a length
 _DIMENSIONS = [struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1)]
 _CONTAINERS, _EMPTY = (dict, list, tuple), ()
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})  # what most values are
@@ -220,7 +220,7 @@ def describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """What stands for an array in a header: three bytes of dtype, eight per dimension."""
     if len(shape) > MAX_RANK:
         raise SpecError(f"an array in a message has at most {MAX_RANK} dimensions, got {len(shape)}")
-    return (_CODES.get(dtype) or dtype.str.encode()) + _DIMENSIONS[len(shape)].pack(*shape)
+    return (_V2 if dtype.kind == "V" and dtype == bfloat16() else _CODES[dtype]) + _DIMENSIONS[len(shape)].pack(*shape)
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -475,7 +475,7 @@ def layout_of(description: bytes, most: int, kind: int = _ARRAY) -> Layout:
 
 def _layout(kind: int, data: bytes) -> Layout:
     """The array that an extension describes."""
-    dtype, rank = bfloat16() if data[:3] == b"<V2" else _DTYPES.get(data[:3]), (len(data) - 3) // 8
+    dtype, rank = bfloat16() if data[:3] == _V2 else _DTYPES.get(data[:3]), (len(data) - 3) // 8
     if kind != _ARRAY or dtype is None or len(data) != 3 + 8 * rank:
         raise BrokenStream(f"the header holds an extension that describes no array: {data[:16]!r}")
     if rank > MAX_RANK:
