@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tape_world import PlanMaker
 
 from flowrt.base.errors import ResourceError
 from flowrt.sched.host.memory import COUNTED, UNSETTLED, Memory, MemoryStatistics, amount, available_bytes
+from flowrt.sched.host.segments import Segments
+from flowrt.sched.host.spares import Spares
+from flowrt.sched.tape.tapes import Tapes
 
 FLOAT = np.dtype(np.float32)
 
@@ -228,3 +232,19 @@ def test_others_are_enlisted_while_idle_memory_lets_go() -> None:
         over.set()
         enlisting.join()
         sys.setswitchinterval(before)
+
+
+class AskingAtOnce(Memory):
+    """Asks whoever is enlisted what is idle there before it is so much as made, as another thread may."""
+
+    def enlist(self, keeper: Any) -> None:
+        super().enlist(keeper)
+        assert keeper.idle_bytes == 0
+        keeper.let_go()
+
+
+def test_who_is_enlisted_may_be_asked_at_once() -> None:
+    make = PlanMaker()
+    plan = make.plan(make.node("negative", make.feed("float32", (None,))))
+    memory = AskingAtOnce()
+    assert [Tapes(plan, memory=memory).idle_bytes, Spares(memory).idle_bytes, Segments(memory).idle_bytes] == [0, 0, 0]

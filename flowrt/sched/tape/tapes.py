@@ -51,7 +51,6 @@ class Tapes:
         around: PlanWithin | None = None,
     ) -> None:
         self._memory = memory or Memory()
-        self._memory.enlist(self)
         self._plan, self._around = plan, around
         self._bound = max(KEPT, KEPT_EACH * regions) if bound is None else bound
         self._recordings = max(RECORDED, regions)
@@ -63,6 +62,7 @@ class Tapes:
         self._arenas: dict[Region, Arenas] = {}
         self._decisive: dict[Region, tuple[int, ...]] = {}
         self._recorded: OrderedDict[Any, Recording] = OrderedDict()
+        self._memory.enlist(self)  # last: from now on other threads ask what is idle here
 
     def record(self, region: Region, inputs: Sequence[Spec]) -> Recording:
         """What the tape of ``region`` for inputs of these concrete specs is or will be made of.
