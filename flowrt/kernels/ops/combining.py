@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import Spec, as_dtype, is_half
-from flowrt.kernels.language.table import Call, View, host_only, kernel
+from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
 from flowrt.kernels.launch import Application, apply_kernel
 from flowrt.kernels.ops.precision import BITS
 
@@ -32,42 +32,11 @@ def _near(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, A
     return (Spec(inputs[-1].dtype, (BLOCK,)),)
 
 
-@kernel("sum_updates", layout=_summing, local=_near)
-def sum_updates(
-    memory: Any,
-    sources: Any,
-    targets: Any,
-    sizes: Any,
-    starts: Any,
-    count: Any,
-    weights: Any,
-    total: Any,
-    begin: int,
-    end: int,
-) -> None:
-    """Sums of ``count[0]`` updates. ``weights`` are one for each that there may be, and behind them the divisor."""
-    part, divisor = 0, weights[weights.size - 1]
-    for unit in range(begin, end):
-        while unit >= starts[part + 1]:
-            part += 1
-        first = (unit - starts[part]) * total.size
-        many = min(sizes[part] - first, total.size)
-        place, weight = sources[0, part] + first, weights[0]
-        for i in range(many):
-            total[np.uint64(i)] = weight * memory[np.uint64(place + i)]
-        for k in range(1, count[0]):
-            place, weight = sources[k, part] + first, weights[k]
-            for i in range(many):
-                total[np.uint64(i)] += weight * memory[np.uint64(place + i)]
-        place = targets[part] + first
-        for i in range(many):
-            memory[np.uint64(place + i)] = total[np.uint64(i)] / divisor
+def _sums(read: Callable[..., Any], write: Callable[..., Any]) -> Callable[..., None]:
+    """What sums numbers that ``read`` makes of what memory holds, rounded by ``write`` where ops would round them: each
+    term, the sum, and what is divided."""
 
-
-def _sums_of_bits(read: Callable[..., Any], write: Callable[..., Any]) -> Callable[..., None]:
-    """The same of floats of 16 bits, rounded where ops would round them: each term, the sum, and what is divided."""
-
-    def sum_bits(
+    def sum_updates(
         memory: Any,
         sources: Any,
         targets: Any,
@@ -79,15 +48,17 @@ def _sums_of_bits(read: Callable[..., Any], write: Callable[..., Any]) -> Callab
         begin: int,
         end: int,
     ) -> None:
+        """Sums of ``count[0]`` updates. ``weights`` are one for each that there may be, and behind them the divisor."""
         part, divisor = 0, weights[weights.size - 1]
         for unit in range(begin, end):
             while unit >= starts[part + 1]:
                 part += 1
             first = (unit - starts[part]) * total.size
             many = min(sizes[part] - first, total.size)
+            place, weight = sources[0, part] + first, weights[0]
             for i in range(many):
-                total[np.uint64(i)] = 0
-            for k in range(count[0]):
+                total[np.uint64(i)] = read(write(weight * read(memory[np.uint64(place + i)])))
+            for k in range(1, count[0]):
                 place, weight = sources[k, part] + first, weights[k]
                 for i in range(many):
                     total[np.uint64(i)] += read(write(weight * read(memory[np.uint64(place + i)])))
@@ -95,17 +66,21 @@ def _sums_of_bits(read: Callable[..., Any], write: Callable[..., Any]) -> Callab
             for i in range(many):
                 memory[np.uint64(place + i)] = write(read(write(total[np.uint64(i)])) / divisor)
 
-    return sum_bits
+    return sum_updates
+
+
+@jitable
+def _as_it_is(number: Any) -> Any:
+    return number
 
 
 def _updates_of(half: str) -> Callable[[Sequence[Any]], bool]:
     return lambda dtypes: str(dtypes[0]) == half
 
 
+kernel("sum_updates", layout=_summing, local=_near)(_sums(_as_it_is, _as_it_is))
 for _half, _functions in BITS.items():
-    kernel("sum_updates", layout=_summing, local=_near, dtypes=_updates_of(_half), takes_bits=True)(
-        _sums_of_bits(*_functions)
-    )
+    kernel("sum_updates", layout=_summing, local=_near, dtypes=_updates_of(_half), takes_bits=True)(_sums(*_functions))
 host_only("sum_updates", why="a server adds up what came to its memory from the network")
 
 
