@@ -53,12 +53,13 @@ def bfloat16() -> np.dtype[Any]:
 
 
 def kind_of(dtype: np.dtype[Any]) -> str:
-    """NumPy's letter for what a tensor's entries are: b, i, u or f, which of bfloat16 is V to NumPy."""
+    """NumPy's letter for what the entries are of a dtype that a tensor `holds`: b, i, u or f, where NumPy says V of
+    bfloat16, too."""
     return "f" if dtype.kind == "V" else dtype.kind
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether a tensor of ``dtype`` holds floats."""
+    """Whether these are floats, of a dtype that a tensor `holds`."""
     return dtype.kind in "fV"
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.spec import is_half
 from flowrt.ops.elementwise import astype, divide, expm1, multiply, negative, sqrt
 from flowrt.ops.fused import in_one
 from flowrt.ops.moves import (
@@ -82,12 +83,14 @@ class AdaGrad(Optimizer):
         self.epsilon = epsilon
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
+        _check_epsilon(variable, self.epsilon)
         accumulator = slot(variable, "accumulator", self.initial_accumulator_value)
         numbers = [number(variable, self.epsilon), self._rate(variable)]
         grown, step = in_one(adagrad_move, [accumulator, gradient], numbers)
         return [accumulator.assign(grown), variable.assign_sub(step)]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
+        _check_epsilon(variable, self.epsilon)
         accumulator = slot(variable, "accumulator", self.initial_accumulator_value)
         return [variable.move_rows(adagrad_rows, slices, [self._rate(variable), self.epsilon], [accumulator])]
 
@@ -108,6 +111,7 @@ class RMSProp(Optimizer):
         self.epsilon = epsilon
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
+        _check_epsilon(variable, self.epsilon)
         mean_square = slot(variable, "mean_square")
         settings = [number(variable, n) for n in (self.decay, 1 - self.decay, self.epsilon)]
         settings.append(self._rate(variable))
@@ -120,6 +124,7 @@ class RMSProp(Optimizer):
         return [mean_square.assign(squares), velocity.assign(step), variable.assign_sub(step)]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
+        _check_epsilon(variable, self.epsilon)
         slots = [slot(variable, "mean_square"), slot(variable, "momentum")]
         settings = [self._rate(variable), self.decay, 1 - self.decay, self.epsilon, self.momentum]
         return [variable.move_rows(rmsprop_rows, slices, settings, slots)]
@@ -165,9 +170,7 @@ class Adam(Optimizer):
 
         With these scalars, one pair for all variables of a place, the formula has one root and one quotient per entry.
         """
-        if not np.array(self.epsilon * math.sqrt(1 - self.beta2), variable.dtype):
-            fix = f"use a larger one, as 1e-4, or keep {variable.name!r} in float32"
-            raise GraphError(f"{user_site()}: epsilon={self.epsilon:g} comes to 0 in {variable.dtype}; {fix}")
+        _check_epsilon(variable, self.epsilon, math.sqrt(1 - self.beta2))
         common = in_common.get()
 
         def correct() -> tuple[Any, Any]:
@@ -208,3 +211,10 @@ class AdamW(Adam):
 def _weight(beta: float, time: Any) -> Any:
     """``1 - beta^time``, what a mean that decays by ``beta`` has counted; exact where ``beta`` is close to 1."""
     return negative(expm1(multiply(time, math.log(beta) if beta else -math.inf)))
+
+
+def _check_epsilon(variable: Variable, epsilon: float, factor: float = 1.0) -> None:
+    """Refuse what keeps quotients from 0 / 0 and, times ``factor``, is nothing among floats of 16 bits."""
+    if is_half(variable.dtype) and epsilon and not np.array(epsilon * factor, variable.dtype):
+        fix = f"use a larger one, as 1e-4, or keep {variable.name!r} in float32"
+        raise GraphError(f"{user_site()}: epsilon={epsilon:g} comes to 0 in {variable.dtype}; {fix}")

@@ -35,7 +35,13 @@ def widen(
     """``step``, its bodies too, with casts around what has a kernel for float32 alone; and where all its nodes run."""
     if not _has_halves(step):
         return step, placement
-    step = rewrite_bodies(step, placement, lambda body, where: widen(body, where, supports)[0], effects=True)
+
+    def widened(
+        body: StepGraph, where: Mapping[int, Device]
+    ) -> StepGraph:  # one level: what goes to bodies goes deeper
+        return _Widening(body, where, supports).made() if _has_halves(body) else body
+
+    step = rewrite_bodies(step, placement, widened, effects=True)
     widening = _Widening(step, placement, supports)
     return widening.made(), widening.placement
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.spec import is_float
+
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
     from flowrt.serving.model import Model
@@ -46,5 +48,5 @@ def probes(model: Model) -> tuple[list[Array], list[Array]] | None:
 
 def _drawn(rng: np.random.Generator, like: Spec | Array) -> Array:
     shape = (2, *like.shape[1:])
-    drawn = rng.normal(size=shape) if like.dtype.kind == "f" else rng.integers(0, 2, shape)
+    drawn = rng.normal(size=shape) if is_float(like.dtype) else rng.integers(0, 2, shape)
     return drawn.astype(like.dtype)

@@ -91,7 +91,11 @@ def _holdable(array: Array) -> bool:
 
 def _fix(spec: Spec, array: Array) -> str:
     if array.dtype != spec.dtype:
-        return f"; convert it with .astype({spec.dtype.name!r})" if kind_of(array.dtype) in (*RANKS, "O") else ""
+        return (
+            f"; convert it with .astype({spec.dtype.name!r})"
+            if array.dtype.kind in (*RANKS, "O") or holds(array.dtype)
+            else ""
+        )
     if array.ndim + 1 == len(spec.shape) and spec.accepts(array.dtype, (1, *array.shape)):
         return "; give it a first axis with value[None]"
     if spec.known and array.size == spec.size:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.spec import is_half
+from flowrt.base.spec import is_float, is_half
 from flowrt.kernels.composite.iteration import (
     LEAST_LANES,
     InnerLoop,
@@ -84,7 +84,7 @@ class SharedValues:
 
     def known(self) -> tuple[int | None, ...]:
         """The constants as far as the kernel shall know them: much follows from a divisor, little from a factor."""
-        return tuple(None if n in self.unknown or c.dtype.kind == "f" else int(c) for n, c in enumerate(self.constants))
+        return tuple(None if n in self.unknown or is_float(c.dtype) else int(c) for n, c in enumerate(self.constants))
 
     def word(self, value: int) -> int:
         """The number of a constant that the kernel finds in its block."""
