@@ -12,11 +12,12 @@ import logging
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrt.base.errors import AuthenticationError, FlowrtError
+from flowrt.base.errors import AuthenticationError, FlowrtError, GraphError
 from flowrt.net.door.addresses import is_loopback
 from flowrt.net.door.tls import Keys
 from flowrt.net.door.tokens import load_token
@@ -90,8 +91,10 @@ def _server(given: argparse.Namespace) -> ModelServer:
 def _named(models: Sequence[str]) -> Any:
     """By name; a file by itself is called as it is, without its ending."""
     pairs = [model.partition("=")[::2] if "=" in model else (Path(model).stem, model) for model in models]
-    names = [name for name, _ in pairs]
-    return dict(pairs) if len(set(names)) == len(names) else [path for _, path in pairs]
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise GraphError(f"two models are called {twice[0]!r}: name them, as one={models[0]}")
+    return dict(pairs)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ and a run that nobody waits for any more is stopped. `batching` decides; `joinin
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from flowrt.base.errors import (
     FeedError,
     FlowrtError,
     GraphError,
+    InternalError,
     QueueClosedError,
     StepTimeout,
     WouldBlock,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from flowrt.serving.model import Model
     from flowrt.session.options import Options
     from flowrt.session.step import CompiledStep
+
+_log = logging.getLogger(__name__)
 
 
 class Request:
@@ -155,8 +159,12 @@ class Batcher:
         """Nobody waits for it any more."""
         request.answer.cancel()
         request.arrays = ()
-        if self._running is not None and all(other.answer.done() for other in self._running[0]):
-            self._running[1].reschedule(asyncio.get_running_loop().time())
+        if self._running is None or request not in self._running[0]:
+            return
+        batch, scope = self._running
+        if all(other.answer.done() for other in batch):
+            self._running = None  # to be stopped once
+            scope.reschedule(asyncio.get_running_loop().time())
 
     # Running
 
@@ -189,6 +197,9 @@ class Batcher:
             return
         except FlowrtError as error:  # of no kind of its own where a kernel met a value that it cannot compute with
             answers = FeedError(str(error)) if type(error) is FlowrtError else error
+        except Exception as error:  # it is these requests', and nobody else's
+            _log.exception("a run of the model %r failed", self.model.name)
+            answers = InternalError(f"{type(error).__name__}: {error}")
         finally:
             self._running = None
         if not isinstance(answers, FlowrtError):

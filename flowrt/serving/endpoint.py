@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flowrt.base.errors import FlowrtError
 from flowrt.serving.batcher import Batcher
 from flowrt.serving.metrics import Metrics
 from flowrt.serving.model import Model
@@ -57,7 +56,7 @@ class Endpoint:
             self._seen = seen
             try:
                 await self._put(await self._load(), tasks)
-            except (FlowrtError, OSError) as error:
+            except Exception as error:  # whatever is wrong with one file, others are served on
                 _log.warning("%s; version %s is served on", error, self.current.model.version)
             else:
                 _log.info("the model %r is served in version %s", self.current.model.name, self.current.model.version)

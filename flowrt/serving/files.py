@@ -128,7 +128,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Frozen, str]:
             raise type(error)(f"{os.fspath(path)}: {error}") from error
         except OSError as error:
             raise BrokenStream(f"{os.fspath(path)}: {error}") from error
-        except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
             raise BrokenStream(f"{os.fspath(path)} is no model: {type(error).__name__}: {error}") from error
 
 
@@ -173,6 +173,8 @@ def _header(file: BinaryIO, size: int) -> bytes:
 def _tensors(header: bytes, size: int) -> dict[str, tuple[int, int]]:
     """Where each tensor's bytes begin and end in the file; raises `BrokenStream` unless these are all that is there."""
     entries = json.loads(header[8:])
+    if not isinstance(entries, dict):
+        raise BrokenStream("its header is no table of tensors")
     entries.pop("__metadata__", None)
     at, found = len(header), {}
     for key, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):

@@ -48,6 +48,10 @@ def cut(runs: Sequence[tuple[Sequence[Array], int, int]], sizes: Sequence[int]) 
         for output in outputs:
             if output.ndim == 0 or len(output) != ran:
                 raise GraphError(f"an output of {ran} rows is {spec_of(output)}: serve this model with max_batch=1")
+    for parts in zip(*(outputs for outputs, _, _ in runs), strict=True):
+        if len({part.shape[1:] for part in parts}) > 1:
+            shapes = ", ".join(str(spec_of(part)) for part in parts)
+            raise GraphError(f"an output's sizes hang on what is fed: {shapes}; ask for fewer rows at once")
     counted = [[output[:count] for output in outputs] for outputs, _, count in runs]
     whole = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*counted, strict=True)]
     ends = np.cumsum(sizes)

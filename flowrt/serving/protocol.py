@@ -19,7 +19,7 @@ import numpy as np
 
 from flowrt.base.errors import FeedError, SpecError
 from flowrt.base.plain import RANKS, narrowed
-from flowrt.base.spec import MAX_RANK, NAMES, Spec
+from flowrt.base.spec import MAX_RANK, NAMES, Spec, kind_of
 from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -30,10 +30,14 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 LENGTH = "Inference-Header-Content-Length"
 EXTENSIONS = ("binary_tensor_data",)
 _KINDS = {"bool": "BOOL", "int": "INT", "uint": "UINT", "float": "FP", "bfloat": "BF"}
-DATATYPES = {
-    dtype: _KINDS[name.rstrip("0123456789")] + name.lstrip("abcdefghijklmnopqrstuvwxyz")
-    for dtype, name in NAMES.items()
-}
+_NUMBERS = frozenset({bool, int, float})
+MOST_ENTRIES = 1 << 63
+
+
+def datatype_of(dtype: np.dtype[Any]) -> str:
+    """What the protocol calls a dtype."""
+    name = NAMES[dtype]
+    return _KINDS[name.rstrip("0123456789")] + name.lstrip("abcdefghijklmnopqrstuvwxyz")
 
 
 @valueclass
@@ -52,7 +56,7 @@ def described(model: Model) -> dict[str, Any]:
         return [
             {
                 "name": name,
-                "datatype": DATATYPES[t.spec.dtype],
+                "datatype": datatype_of(t.spec.dtype),
                 "shape": [-1 if n is None else n for n in t.spec.dims or ()],
             }
             for name, t in tensors.items()
@@ -104,12 +108,14 @@ def read(body: bytes | bytearray, length: str | None, model: Model) -> Inquiry:
 def _tensor(entry: Any, spec: Spec, rest: memoryview) -> tuple[Array, memoryview]:
     """An input's value, and the bytes that follow it. What does not fit is told without what was expected."""
     datatype = entry.get("datatype")
-    if datatype != DATATYPES[spec.dtype]:
-        fix = "; text is not taken" if datatype == "BYTES" else f"; convert it to {DATATYPES[spec.dtype]}"
+    if datatype != datatype_of(spec.dtype):
+        fix = "; text is not taken" if datatype == "BYTES" else f"; convert it to {datatype_of(spec.dtype)}"
         raise FeedError(f"got datatype {datatype!r:.80}{fix}")
     shape = entry.get("shape")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(type(n) is int and n >= 0 for n in shape):
         raise FeedError(f"got shape {shape!r:.200}; a shape is a list of sizes")
+    if math.prod(n or 1 for n in shape) >= MOST_ENTRIES:
+        raise FeedError(f"got a shape of {len(shape)} axes that no memory holds")
     if not spec.accepts(spec.dtype, tuple(shape)):
         fix = "; give it a first axis of 1" if spec.accepts(spec.dtype, (1, *shape)) else ""
         raise FeedError(f"got shape {shape}{fix}")
@@ -130,9 +136,14 @@ def _tensor(entry: Any, spec: Spec, rest: memoryview) -> tuple[Array, memoryview
 def _written_out(data: Any, shape: list[int], spec: Spec) -> Array:
     if not isinstance(data, list):
         raise FeedError(f"got data {data!r:.80}; data is a list, flat or nested")
+    wanted = RANKS[kind_of(spec.dtype)]
     try:
+        kinds = {type(entry) for entry in np.asarray(data, object).flat}  # of text NumPy makes room for the longest
+        if not kinds <= _NUMBERS:
+            others = ", ".join(sorted(kind.__name__ for kind in kinds - _NUMBERS))
+            raise FeedError(f"got data of {others}, as {_first(data)!r:.80}")
         natural = np.asarray(data)
-        if natural.dtype.kind not in RANKS or (natural.size and RANKS[natural.dtype.kind] > RANKS[spec.dtype.kind]):
+        if natural.dtype.kind not in RANKS or (natural.size and RANKS[natural.dtype.kind] > wanted):
             raise FeedError(f"got data of {natural.dtype}, as {_first(data)!r:.80}")
         array = narrowed(natural, spec.dtype) if natural.size else natural.astype(spec.dtype)
     except (SpecError, ValueError, OverflowError, TypeError) as error:
@@ -165,7 +176,7 @@ def _wanted(request: Any, model: Model) -> dict[str, bool]:
 
 def _told(name: str, spec: Spec) -> str:
     sizes = "any shape" if spec.dims is None else f"shape {[-1 if n is None else n for n in spec.dims]}"
-    return f"input {name!r:.200}: expected {DATATYPES[spec.dtype]} of {sizes}"
+    return f"input {name!r:.200}: expected {datatype_of(spec.dtype)} of {sizes}"
 
 
 def _count(length: str, most: int) -> int:
@@ -204,7 +215,7 @@ def written(
     listed, buffers = [], []
     for output, binary in asked.wanted.items():
         array = np.ascontiguousarray(outputs[output]).reshape(np.shape(outputs[output]))
-        entry: dict[str, Any] = {"name": output, "datatype": DATATYPES[array.dtype], "shape": list(array.shape)}
+        entry: dict[str, Any] = {"name": output, "datatype": datatype_of(array.dtype), "shape": list(array.shape)}
         if binary:
             entry["parameters"] = {"binary_data_size": array.nbytes}
             buffers.append(

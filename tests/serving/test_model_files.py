@@ -170,3 +170,11 @@ def test_another_process_loads_and_runs_it_without_the_program_that_made_it(tmp_
     )
     assert done.returncode == 0
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), answer(model))
+
+
+@pytest.mark.parametrize("header", ["1", "null", '"x"', "[]"])
+def test_a_header_that_is_no_table_is_refused(header: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.flowrt"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    with pytest.raises(BrokenStream, match="no table of tensors"):
+        fr.serving.Model.load(path)

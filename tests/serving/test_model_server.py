@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 from serving_world import X, asking, client_of, doubling, frozen, serving, until
+from yarl import URL
 
 import flowrt as fr
 from flowrt.base.errors import BrokenStream, GraphError, ResourceError
@@ -283,3 +284,32 @@ async def test_a_server_is_opened_once() -> None:
     with pytest.raises(fr.ClosedError, match="opened once"):
         async with server:
             pass
+
+
+async def test_text_costs_no_more_memory_than_it_has_bytes() -> None:
+    async with serving(doubling()) as (_, client):
+        body = asking(X)
+        body["inputs"][0]["data"] = ["a" * 100_000, *[""] * 100_000]  # as an array of text: 40 GB
+        status, answer = await client.post(body)
+        assert (status, "got data of str" in answer["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("shape", [[10**30, 0], [10**4000, 10**4000], [2**40, 2**40]], ids=["empty", "long", "large"])
+async def test_a_shape_that_no_memory_holds_is_the_clients_mistake(shape: list[int]) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, None), name="x")
+        y = x * 2
+    with fr.BlockingSession(graph) as session:
+        model = fr.serving.freeze(session, {"x": x}, {"y": y}, name="m")
+    async with serving(model) as (_, client):
+        body = asking(X)
+        body["inputs"][0] |= {"shape": shape, "data": []}
+        status, answer = await client.post(body)
+        assert (status, "no memory holds" in answer["error"]) == (400, True)
+
+
+async def test_a_token_is_asked_for_whatever_a_path_ends_in() -> None:
+    async with serving(doubling(), token="secret") as (_, client):
+        for path in ("/v2/models/z%2Fv2%2Fhealth%2Flive", "/v2/models/m/versions/q%2Fv2%2Fhealth%2Fready"):
+            async with client.session.get(URL(path, encoded=True), headers={"Authorization": ""}) as answer:
+                assert answer.status == 401

@@ -12,7 +12,8 @@ import aiohttp
 import numpy as np
 
 import flowrt as fr
-from flowrt.serving.protocol import DATATYPES, LENGTH
+from flowrt.base.spec import NAMES
+from flowrt.serving.protocol import LENGTH, datatype_of
 
 Array = np.ndarray[Any, Any]
 
@@ -36,7 +37,7 @@ def doubling(name: str = "m", by: float = 2) -> Any:
 def asking(array: Array, *, name: str = "x", **more: Any) -> dict[str, Any]:
     """A request with one input, written out."""
     data = array.reshape(-1).tolist()
-    tensor = {"name": name, "shape": list(array.shape), "datatype": DATATYPES[array.dtype], "data": data}
+    tensor = {"name": name, "shape": list(array.shape), "datatype": datatype_of(array.dtype), "data": data}
     return {"inputs": [tensor], **more}
 
 
@@ -67,12 +68,12 @@ class Client:
         assert status == 200, answer
         (output,) = answer["outputs"]
         assert output["name"] == "y"
-        dtype = next(dtype for dtype, name in DATATYPES.items() if name == output["datatype"])
+        dtype = next(dtype for dtype in NAMES if datatype_of(dtype) == output["datatype"])
         return np.array(output["data"], dtype).reshape(output["shape"])
 
     async def infer_as_bytes(self, array: Array, model: str = "m") -> Array:
         """The same, all tensors as bytes."""
-        tensor = {"name": "x", "shape": list(array.shape), "datatype": DATATYPES[array.dtype]}
+        tensor = {"name": "x", "shape": list(array.shape), "datatype": datatype_of(array.dtype)}
         tensor["parameters"] = {"binary_data_size": array.nbytes}
         head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         path, headers = f"/v2/models/{model}/infer", {LENGTH: str(len(head))}
