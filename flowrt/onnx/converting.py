@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.version_converter
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from flowrt.base.errors import GraphError, user_site
+from flowrt.base.errors import FlowrtError, GraphError, user_site
+from flowrt.onnx.types import array_of
 
 OLDEST = 13
 """The oldest opset whose operators are read."""
@@ -33,13 +34,15 @@ def modern(model: Any) -> Any:
     version = max([one.version for one in model.opset_import if domain_of(one) == ""], default=OLDEST)
     if version >= OLDEST:
         return model
-    _check_convertible(model, version)
     given = onnx.ModelProto()
     given.CopyFrom(model)
-    _flatten_first(given.graph)
     try:
+        _check_convertible(model, version)
+        _flatten_first(given.graph)
         found = onnx.version_converter.convert_version(given, OLDEST)
-    except (onnx.version_converter.ConvertError, RuntimeError, ValueError) as error:
+    except FlowrtError:
+        raise
+    except (onnx.version_converter.ConvertError, RuntimeError, ValueError, LookupError, TypeError) as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise _refusal(version, f"ONNX's converter cannot convert it: {why}") from None
     if version < 11:
@@ -54,7 +57,7 @@ def _refusal(version: int, why: str) -> GraphError:
 
 
 def _check_convertible(model: Any, version: int) -> None:
-    inside = {node.op_type for node in _nodes_inside(model.graph)}
+    inside = {node.op_type for node in nodes_inside(model.graph)}
     if version < 9 and "Scan" in {node.op_type for node in model.graph.node}:
         raise _refusal(version, "a Scan of before opset 9 has axes of its own for examples")
     changed = sorted(inside & {*FLATTENING, *(RESIZING if version < 11 else ())})
@@ -64,13 +67,13 @@ def _check_convertible(model: Any, version: int) -> None:
         raise _refusal(version, "which entries are the nearest where images are made smaller was not said then")
 
 
-def _nodes_inside(graph: Any) -> Iterator[Any]:
+def nodes_inside(graph: Any) -> Iterator[Any]:
     """The nodes of all graphs inside of the nodes of one."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
                 yield from attribute.g.node
-                yield from _nodes_inside(attribute.g)
+                yield from nodes_inside(attribute.g)
 
 
 def _shrinks(node: Any, graph: Any) -> bool:
@@ -82,7 +85,7 @@ def _shrinks(node: Any, graph: Any) -> bool:
         return False
     weights = [t for t in graph.initializer if len(node.input) > 1 and t.name == node.input[1]]
     weights += [n.attribute[0].t for n in graph.node if n.op_type == "Constant" and n.output[0] in node.input[1:]]
-    scales = numpy_helper.to_array(weights[0]) if weights else np.asarray(told.get("scales", [0.0]))
+    scales = array_of(weights[0]) if weights else np.asarray(told.get("scales", [0.0]))
     return bool((scales < 1).any())
 
 

@@ -13,7 +13,7 @@ from flowrt.base.errors import FlowrtError, GraphError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.plain import default_array
 from flowrt.graph import Graph, Tensor, name_scope
-from flowrt.onnx.converting import domain_of, modern
+from flowrt.onnx.converting import domain_of, modern, nodes_inside
 from flowrt.onnx.files import model_from, opsets_of
 from flowrt.onnx.reading.reader import UNREAD, ModelReader
 from flowrt.onnx.types import array_of, spec_from
@@ -24,7 +24,7 @@ from flowrt.ops.state import Variable
 if TYPE_CHECKING:
     import os
 
-NOT_TRAINED = {"BatchNormalization": (3, 4), "Resize": (1, 2, 3), "Upsample": (1,)}
+NOT_TRAINED = {"BatchNormalization": (3, 4), "Resize": (1, 2, 3), "Upsample": (1,), "Pad": (2,)}
 """Inputs of ops that are floats and no weights: statistics of what was trained on, sizes, regions."""
 
 
@@ -140,9 +140,8 @@ def _trained(model: Any, trainable: bool | Collection[str]) -> set[str]:
         return set(trainable)
     if not trainable:
         return set()
-    fixed = {
-        node.input[i] for node in model.graph.node for i in NOT_TRAINED.get(node.op_type, ()) if i < len(node.input)
-    }
+    nodes = [*model.graph.node, *nodes_inside(model.graph)]
+    fixed = {node.input[i] for node in nodes for i in NOT_TRAINED.get(node.op_type, ()) if i < len(node.input)}
     floats = {t.name for t in model.graph.initializer if t.dims and t.data_type in (1, 11)}
     return floats - fixed
 

@@ -65,6 +65,9 @@ def save(
 
 def model_of(model: Writable, metadata: Mapping[str, str]) -> Any:
     """The ``onnx.ModelProto`` of a model."""
+    both = sorted({*model.inputs}.intersection(model.outputs))
+    if both:
+        raise GraphError(f"{user_site()}: {both} are names of inputs and of outputs; in ONNX each value has its own")
     shared = Shared()
     writer = GraphWriter(shared)
     names: dict[Any, str | None] = {}

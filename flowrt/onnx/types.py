@@ -17,8 +17,8 @@ Array = np.ndarray[Any, Any]
 def dtype_of(element: int) -> np.dtype[Any]:
     """The dtype of tensors of an element type; raises `SpecError` where tensors here cannot be of that."""
     names = {number: name for name, number in onnx.TensorProto.DataType.items()}
-    name = names.get(element, str(element)).lower()
-    if name not in ("undefined", "string"):
+    name = names.get(element, f"element type {element}").lower()
+    if element in names and name not in ("undefined", "string"):
         found = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element))
         if holds(found) and not is_half(found):
             return as_dtype(found)
@@ -33,6 +33,8 @@ def element_of(dtype: np.dtype[Any]) -> int:
 def array_of(tensor: Any) -> Array:
     """The entries of a tensor that a model holds."""
     dtype = dtype_of(tensor.data_type)
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:  # of a path, all is in the model by now
+        raise SpecError(f"{tensor.name!r} lies in a file beside the model; give the model's path")
     try:
         return np.ascontiguousarray(numpy_helper.to_array(tensor), dtype).reshape(tuple(tensor.dims))
     except (ValueError, TypeError) as error:

@@ -438,3 +438,77 @@ def test_a_batch_that_a_model_resizes_is_an_error_of_the_step() -> None:
         assert session.run(model.outputs["y"], {x: normal(3, 2), z: normal(3)}).shape == (3, 4)
         with pytest.raises(fr.FlowrtError, match="reshape"):
             session.run(model.outputs["y"], {x: normal(3, 2), z: normal(6)})
+
+
+def test_functions_that_use_others_twice_are_refused_before_anybody_waits() -> None:
+    model = model_of([helper.make_node("F0", ["x"], ["y"], domain="mine")], {"x": ("float32", (2,))}, ["y"])
+    for n in range(40):
+        inner = ("Relu", "") if n == 39 else (f"F{n + 1}", "mine")
+        nodes = [helper.make_node(inner[0], ["a"], [out], domain=inner[1]) for out in ("c", "b")]
+        opsets = [helper.make_opsetid("mine", 1), helper.make_opsetid("", 21)]
+        model.functions.append(helper.make_function("mine", f"F{n}", ["a"], ["b"], nodes, opsets))
+    with pytest.raises(fr.GraphError, match=r"come to more than \d+ nodes"):
+        fr.onnx.load(model)
+
+
+@pytest.mark.parametrize("inside", ["constant", "function", "branch"])
+def test_a_tensor_of_a_file_is_read_of_no_folder_that_nobody_named(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret.bin").write_bytes(np.float32([1, 2]).tobytes())
+    monkeypatch.chdir(tmp_path)
+    tensor = TensorProto(name="t", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="secret.bin")
+    node, functions = helper.make_node("Constant", [], ["y"], value=tensor), []
+    if inside == "function":
+        functions = [helper.make_function("mine", "F", [], ["y"], [node], [helper.make_opsetid("", 21)])]
+        node = helper.make_node("F", [], ["y"], domain="mine")
+    elif inside == "branch":
+        out = helper.make_tensor_value_info("t", TensorProto.FLOAT, (2,))
+        branch = helper.make_graph([], "b", [], [out], [tensor])
+        node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    model = model_of([node], {"c": ("bool", ())}, ["y"])
+    model.functions.extend(functions)
+    with pytest.raises(fr.GraphError, match="'t' lies in a file beside the model"):
+        fr.onnx.load(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "weights"),
+    [
+        ("Cast", {"to": 999}, {}),
+        ("MaxPool", {"kernel_shape": [3]}, {}),
+        ("MaxPool", {"kernel_shape": [2, 2], "strides": [0, 0], "ceil_mode": 1}, {}),
+        ("DepthToSpace", {"blocksize": 0}, {}),
+        ("Pad", {}, {"p": np.array([1])}),
+        ("Pad", {}, {"p": np.array([1, 1]), "": None, "axes": np.array([7])}),
+        ("Slice", {}, {"s": np.array([0]), "e": np.array([1]), "a": np.array([9])}),
+        ("Resize", {"mode": "nearest"}, {"": None, "s": np.float32([1, 1, np.nan, 1])}),
+        ("Resize", {"mode": "nearest"}, {"": None, "s": np.float32([1, 1, -2, 1])}),
+        ("CumSum", {}, {"axis": np.array(9)}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_makes_no_sense_is_refused_in_one_error(op: str, attrs: Any, weights: Any) -> None:
+    node = helper.make_node(op, ["x", *weights], ["y"], name="it", **attrs)
+    held = {name: array for name, array in weights.items() if name}
+    with pytest.raises(fr.GraphError, match=f"cannot be read:\n  {op} 'it'"):
+        fr.onnx.load(model_of([node], {"x": ("float32", (1, 4, 4, 4))}, ["y"], held))
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_recurrent_layers_are_trained_further(op: str) -> None:
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    weights = {"w": normal(1, 2 * gates, 4), "r": normal(1, 2 * gates, 2, seed=1)}
+    node = helper.make_node(op, ["x", *weights], ["y"], hidden_size=2)
+    proto, x = model_of([node], {"x": ("float32", (5, 3, 4))}, ["y"], weights), normal(5, 3, 4, seed=4)
+    with fr.Graph() as graph:
+        model = fr.onnx.load(proto, trainable=True)
+        loss = fr.sum(fr.square(model.outputs["y"]))
+        train = fr.optim.SGD(0.1).minimize(loss)
+    with fr.BlockingSession(graph) as session:
+        first = session.run(loss, {model.inputs["x"]: x})
+        session.run(train, {model.inputs["x"]: x})
+        assert session.run(loss, {model.inputs["x"]: x}) < first
+    assert sorted(model.variables) == ["r", "w"]
+    np.testing.assert_allclose(first, np.square(run_of(proto, x=x)).sum(), rtol=1e-5)

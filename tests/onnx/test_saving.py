@@ -337,3 +337,25 @@ def test_bools_are_added_and_compared_as_here() -> None:
         judged(model, {"x": a, "y": b}), (a | b, a & b, ~a & b, a.all(), a.max(), a == b), strict=True
     ):
         np.testing.assert_array_equal(got, want)
+
+
+def test_images_that_both_branches_read_are_turned_in_each() -> None:
+    filters = np.random.default_rng(0).normal(size=(3, 3, 3, 2)).astype("float32")
+    with fr.Graph() as graph:
+        x, p = fr.placeholder("float32", (1, 4, 4, 3)), fr.placeholder("bool", ())
+        y = fr.cond(p, lambda: fr.nn.conv2d(x, filters), lambda: fr.nn.conv2d(x, filters) * 2)
+        outputs = {"y": y, "z": fr.nn.max_pool2d(x)}
+    model = model_of(SimpleNamespace(graph=graph, inputs={"x": x, "p": p}, outputs=outputs), {})
+    images = np.random.default_rng(1).normal(size=(1, 4, 4, 3)).astype("float32")
+    for truth in (True, False):
+        once = fr.nn.conv2d(images, filters) * (1 if truth else 2)
+        found = judged(model, {"x": images, "p": np.array(truth)})
+        for got, want in zip(found, (once, fr.nn.max_pool2d(images)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_an_output_that_bears_an_inputs_name_is_refused() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (2,))
+        with pytest.raises(fr.GraphError, match=r"\['x'\] are names of inputs and of outputs"):
+            model_of(SimpleNamespace(graph=graph, inputs={"x": x}, outputs={"x": x * 2}), {})

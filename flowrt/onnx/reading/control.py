@@ -9,7 +9,7 @@ import numpy as np
 
 import flowrt.ops as fr
 from flowrt.base.errors import SpecError
-from flowrt.onnx.reading.reader import BODIED, NodeCall, Unreadable, Value, known
+from flowrt.onnx.reading.reader import BODIED, NodeCall, Unreadable, Value, axis_of, known
 from flowrt.onnx.types import spec_from
 from flowrt.ops.inference import described
 from flowrt.ops.loops import stacking_loop
@@ -102,7 +102,7 @@ def scan(call: NodeCall, values: Mapping[str, Value]) -> Any:
     for stack, axis, backward in zip(stacks, out_axes, out_directions, strict=True):
         rank = described(stack).rank
         turned = fr.flip(stack, 0) if backward else stack
-        axis = axis % rank
+        axis = axis_of(axis, rank)
         found.append(turned if axis == 0 else fr.transpose(turned, (*range(1, axis + 1), 0, *range(axis + 1, rank))))
     return [*last, *found]
 
@@ -110,7 +110,7 @@ def scan(call: NodeCall, values: Mapping[str, Value]) -> Any:
 def _first(x: Value, axis: int) -> Value:
     """``x`` with that axis before the others."""
     rank = described(x).rank
-    axis = axis % rank
+    axis = axis_of(axis, rank)
     return x if axis == 0 else fr.transpose(x, (axis, *(i for i in range(rank) if i != axis)))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import flowrt.ops as fr
 from flowrt.graph import Tensor
 from flowrt.onnx.reading.elementwise import channels_first
-from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, known, reads
+from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, axis_of, known, reads
 from flowrt.onnx.types import dtype_of
 from flowrt.ops.inference import described
 
@@ -327,7 +327,7 @@ def one_hot(call: NodeCall) -> Value:
     marks = fr.one_hot(places, depth, "bool")
     made = fr.where(marks, on, off)
     rank = call.rank(0) + 1
-    axis = int(call.attr("axis", -1)) % rank
+    axis = axis_of(int(call.attr("axis", -1)), rank)
     order = (*range(axis), rank - 1, *range(axis, rank - 1))
     return made if axis == rank - 1 else fr.transpose(made, order)
 
@@ -355,7 +355,7 @@ def trilu(call: NodeCall) -> Value:
 def pad(call: NodeCall) -> Value:
     rank, pads = call.rank(0), call.integers(1, "how much is padded") or []
     axes = call.integers(3, "the axes")
-    chosen = [axis % rank for axis in axes] if axes is not None else list(range(rank))
+    chosen = [axis_of(axis, rank) for axis in axes] if axes is not None else list(range(rank))
     pairs = [(0, 0)] * rank
     for place, axis in enumerate(chosen):
         pairs[axis] = (pads[place], pads[place + len(chosen)])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import flowrt.ops as fr
-from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, known, reads
+from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, axis_of, known, reads
 from flowrt.onnx.types import dtype_of
 from flowrt.ops.inference import described
 
@@ -92,8 +92,8 @@ def _blocks(call: NodeCall, values: Value, axis: int) -> Value:
 
 
 def _axis(call: NodeCall) -> int:
-    axis, rank = int(call.attr("axis", 1)), call.rank(0)
-    return axis % rank if rank else 0
+    rank = call.rank(0)
+    return axis_of(int(call.attr("axis", 1)), rank) if rank > 1 else 0  # of one scale the axis says nothing
 
 
 @reads("QuantizeLinear")

@@ -33,6 +33,10 @@ F = Callable[["NodeCall"], Any]
 READERS: dict[str, Function] = {}
 """What reads a node, by its op."""
 MOST_NESTED = 64  # functions in functions, and bodies in bodies
+MOST_REFUSED = 1000  # nodes that are told
+MOST_NODES = 1 << 18  # read in all: of functions that use others twice there are soon more than anybody waits for
+DAMAGED = (ValueError, LookupError, TypeError, ArithmeticError, MemoryError)
+"""What reading a node that is not what its operator takes may come to."""
 
 
 class Unreadable(Exception):
@@ -147,10 +151,7 @@ class NodeCall:
 
     def axis(self, index: int = 0, default: int = -1, name: str = "axis") -> int:
         """The attribute that names an axis of an input, counted from the front."""
-        rank, axis = self.rank(index), int(self.attr(name, default))
-        if not -rank <= axis < max(rank, 1):
-            raise Unreadable(f"{name} {axis} is none of {rank} axes")
-        return axis % max(rank, 1)
+        return axis_of(int(self.attr(name, default)), self.rank(index), name)
 
     def resolved(self) -> Any:
         """Its node, with the attributes that it has here."""
@@ -159,6 +160,13 @@ class NodeCall:
         del node.attribute[:]
         node.attribute.extend(self.protos.values())
         return node
+
+
+def axis_of(axis: int, rank: int, name: str = "axis") -> int:
+    """An axis, of so many, counted from the front; of a scalar, 0 and -1 are as if it had one."""
+    if not -max(rank, 1) <= axis < max(rank, 1):
+        raise Unreadable(f"{name} {axis} is none of {rank} axes")
+    return axis % max(rank, 1)
 
 
 class ModelReader:
@@ -170,7 +178,7 @@ class ModelReader:
         self.refusals: dict[str, None] = {}
         self.wanted: set[Tensor] = set()
         self.channels_last: dict[Tensor, Tensor] = {}
-        self._depth = 0
+        self._depth = self._nodes = 0
 
     def read(self, nodes: Iterable[Any], values: dict[str, Value], given: Mapping[str, Any] | None = None) -> None:
         """Add to ``values`` what ``nodes`` answer; ``given`` are the attributes of the function that they lie in."""
@@ -209,7 +217,10 @@ class ModelReader:
     def _answers(self, node: Any, values: Mapping[str, Value], given: Mapping[str, Any]) -> list[Value]:
         inputs = [values.get(name, UNREAD) if name else None for name in node.input]
         missing = [name for name in node.input if name and name not in values]
+        self._nodes += 1
         try:
+            if self._nodes > MOST_NODES:
+                raise Unreadable(f"its functions and bodies come to more than {MOST_NODES} nodes")
             if missing:
                 raise Unreadable(f"nothing makes its input {missing[0]!r}")
             if any(value is UNREAD for value in inputs):
@@ -218,12 +229,19 @@ class ModelReader:
                 found = self._apply(node, inputs, self._attributes(node, given), values)
         except (Unreadable, FlowrtError) as error:
             if str(error):
-                self.refusals[f"{names_of(node)}: {error}"] = None
+                self._refuse(node, str(error))
+            return []
+        except DAMAGED as error:
+            self._refuse(node, f"it is not what its operator takes: {type(error).__name__}: {error}")
             return []
         return [
             np.asarray(one) if isinstance(one, np.generic) else one
             for one in (found if isinstance(found, (tuple, list)) else (found,))
         ]
+
+    def _refuse(self, node: Any, why: str) -> None:
+        if len(self.refusals) < MOST_REFUSED:
+            self.refusals[f"{names_of(node)}: {why}"] = None
 
     def _attributes(self, node: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         """A node's attributes by name, those of the function around it in the place of references to them."""

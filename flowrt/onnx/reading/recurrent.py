@@ -80,7 +80,7 @@ class _Recurrent:
         return w, r, both[:size], both[size:]
 
     def _of(self, value: Value, n: int) -> Any:
-        return fr.squeeze(fr.take(value, np.asarray([n])), 0) if hasattr(value, "builder") else np.asarray(value)[n]
+        return value[n] if isinstance(value, np.ndarray) else fr.squeeze(fr.take(value, np.asarray([n])), 0)
 
     def start(self, index: int, n: int) -> Any:
         """The state that one direction begins with: zeros unless the node gives one."""

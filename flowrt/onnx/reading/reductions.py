@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import flowrt.ops as fr
-from flowrt.onnx.reading.reader import READERS, NodeCall, Unreadable, Value, reads
+from flowrt.onnx.reading.reader import READERS, NodeCall, Unreadable, Value, axis_of, reads
 from flowrt.ops.inference import described
 
 Reduction = Callable[[Any, Any, bool], Any]
@@ -111,7 +111,7 @@ def running(call: NodeCall) -> Value:
     if not named:
         raise Unreadable("it names no axis")
     rank = call.rank(0)
-    axis = named[0] % rank
+    axis = axis_of(named[0], rank)
     run = fr.cumsum if call.op == "CumSum" else fr.cumprod
     if call.attr("exclusive", 0):  # each without itself: all are one place further
         first = 0 if call.op == "CumSum" else 1

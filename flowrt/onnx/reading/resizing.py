@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import flowrt.ops as fr
-from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, reads
+from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, axis_of, reads
 from flowrt.onnx.types import Array
 from flowrt.ops.inference import described
 
@@ -187,7 +187,7 @@ def resize(call: NodeCall) -> Value:
     region = None
     if call.attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         region = call.known(1, "the region of interest")
-    given = list(range(rank)) if named is None else [axis % rank for axis in named]
+    given = list(range(rank)) if named is None else [axis_of(axis, rank) for axis in named]
     asked = _asked(call, given, region is not None)
     axes, scales, sizes = asked.axes, asked.scales, asked.sizes
     chosen = [dims[axis] for axis in axes]
@@ -214,6 +214,8 @@ def _wanted(call: NodeCall, old: list[int], scales: Any, sizes: list[int] | None
         if scales is None:
             raise Unreadable("it has neither scales nor sizes")
         ratios = [float(scale) for scale in scales]
+        if not all(0 < ratio < math.inf for ratio in ratios):
+            raise Unreadable(f"scales are above 0, got {ratios}")
         return ratios, [int(np.float32(scale) * n) for scale, n in zip(scales, old, strict=True)]
     ratios = [size / n for size, n in zip(sizes, old, strict=True)]
     policy = call.attr("keep_aspect_ratio_policy", "stretch")

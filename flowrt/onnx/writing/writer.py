@@ -242,7 +242,9 @@ def written_body(
             )
             known.update(zip(keys, node.outputs, strict=True))
 
+    around = dict(shared.channels_first)  # what is made inside is seen nowhere else
     writer.write(nodes(), values)
+    shared.channels_first = around
     found = [values[v] for v in plan.fetches]
     if None in found:
         raise Unwritable
