@@ -34,7 +34,7 @@ READERS: dict[str, Function] = {}
 """What reads a node, by its op."""
 MOST_NESTED = 64  # functions in functions, and bodies in bodies
 MOST_REFUSED = 1000  # nodes that are told
-MOST_NODES = 1 << 18  # read in all: of functions that use others twice there are soon more than anybody waits for
+MOST_NODES = 1 << 17  # read in all: of functions that use others twice there are soon more than anybody waits for
 DAMAGED = (ValueError, LookupError, TypeError, ArithmeticError, MemoryError)
 """What reading a node that is not what its operator takes may come to."""
 
