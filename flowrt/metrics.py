@@ -8,7 +8,6 @@ Law: nothing is counted for it. When it is called, it asks nodes, memory, queues
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -61,14 +60,12 @@ async def collect(session: Any, *trainers: Replicated, within: float = SECONDS) 
     """
     runner = awaited_session(session, "fr.metrics.collect")._open_here()
     told: Mapping[str, Mapping[str, Any]] = {}
-    with suppress(TimeoutError, FlowrtError):
-        async with asyncio.timeout(within):
-            told = await runner.statistics()
+    with suppress(FlowrtError):
+        told = await runner.statistics(within)
     away = runner.lost | runner.suspects
     tasks = sorted({device.host for device in runner.known_devices} | away | told.keys())
-    nodes = {
-        task: {"up": task not in away, "losses": runner.losses.get(task, 0), **told.get(task, {})} for task in tasks
-    }
+    up = told.keys() - away
+    nodes = {task: {"up": task in up, "losses": runner.losses.get(task, 0), **told.get(task, {})} for task in tasks}
     return {
         "runs": session.next_number,
         "nodes": nodes,

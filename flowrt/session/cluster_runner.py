@@ -178,8 +178,8 @@ class ClusterRunner:
     def memory(self) -> Mapping[str, MemoryStatistics]:
         raise GraphError(f"{user_site()}: only the memory of this process is known here, and not that of nodes")
 
-    async def statistics(self) -> Mapping[str, Mapping[str, Any]]:
-        return await self._master.statistics()
+    async def statistics(self, within: float) -> Mapping[str, Mapping[str, Any]]:
+        return await self._master.statistics(within)
 
     async def inventory(self, wanted: Collection[Name] | None = None) -> Mapping[tuple[str, str], Spec]:
         return await self._master.inventory(wanted)

@@ -192,8 +192,8 @@ class Runner(Protocol):
     def memory(self) -> Mapping[str, MemoryStatistics]:
         """What is held in the memory of each device of this process."""
 
-    async def statistics(self) -> Mapping[str, Mapping[str, Any]]:
-        """By task that answers, what is held there and goes on, in numbers: see `NetworkNode.statistics`."""
+    async def statistics(self, within: float) -> Mapping[str, Mapping[str, Any]]:
+        """By task that answers within so many seconds, what is held there and goes on: `NetworkNode.statistics`."""
 
     async def inventory(self, wanted: Collection[Name] | None = None) -> Mapping[tuple[str, str], Spec]:
         """The variables that have a value; see `Master.inventory`."""
@@ -416,7 +416,7 @@ class LocalRunner:
     def memory(self) -> Mapping[str, MemoryStatistics]:
         return {name: device.statistics() for name, device in self._host.devices.items()}
 
-    async def statistics(self) -> Mapping[str, Mapping[str, Any]]:
+    async def statistics(self, within: float) -> Mapping[str, Mapping[str, Any]]:
         return {self._host.task: self._host.statistics()}
 
     async def inventory(self, wanted: Collection[Name] | None = None) -> Mapping[tuple[str, str], Spec]:

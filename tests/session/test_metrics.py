@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 from typing import Any
 
 import numpy as np
@@ -150,6 +152,18 @@ async def test_a_cluster_tells_of_nodes_trainers_and_who_is_lost() -> None:
         text = read(fr.metrics.prometheus(found))
         assert text["flowrt_node_bytes_sent_total"][("/job:ps/task:0", "socket")] == server["bytes_by_socket"]
         assert text["flowrt_train_steps_total"] == {("replicated",): 10}
+
+        silent = cluster.processes["/job:worker/task:0"]
+        os.kill(silent.pid, signal.SIGSTOP)
+        try:
+            found = await fr.metrics.collect(session, trainer, within=0.5)
+        finally:
+            os.kill(silent.pid, signal.SIGCONT)
+        assert {task: (node["up"], "messages" in node) for task, node in found["nodes"].items()} == {
+            "/job:ps/task:0": (True, True),
+            "/job:worker/task:0": (False, False),
+            "/job:worker/task:1": (True, True),
+        }
 
         lost = "/job:worker/task:1"
         cluster.processes[lost].kill()

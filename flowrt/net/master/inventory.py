@@ -1,4 +1,4 @@
-"""What variables the nodes of a cluster say that they have."""
+"""What the nodes of a cluster say that they have, those that answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base import codec
-from flowrt.base.errors import NodeLost
+from flowrt.base.errors import FlowrtError, NodeLost
 from flowrt.base.plan import spec_from_data
 from flowrt.net.wire.frames import NoRoom
 
@@ -41,6 +41,23 @@ async def collect(
             answer.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
     return found
+
+
+async def answered(asks: Mapping[str, Coroutine[Any, Any, Any]], within: float) -> dict[str, Any]:
+    """What tasks answer when they are asked, within so many seconds. Who does not, or fails, is left out."""
+    asked = {asyncio.ensure_future(ask): task for task, ask in asks.items()}
+    try:
+        if asked:
+            await asyncio.wait(asked, timeout=within)
+        return {task: answer.result() for answer, task in asked.items() if answer.done() and not _failed(answer)}
+    finally:
+        for answer in asked:
+            answer.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+def _failed(answer: asyncio.Future[Any]) -> bool:
+    return isinstance(answer.exception(), FlowrtError)
 
 
 async def _wait_for_news(asked: Collection[asyncio.Future[Any]], peers: Peers) -> None:

@@ -32,7 +32,7 @@ from flowrt.base.errors import (
 )
 from flowrt.base.plan import Plan, plan_to_parts, too_large
 from flowrt.net.link import INLINE, SMALL, Allowance, LinkStore, checked, is_large
-from flowrt.net.master.inventory import collect
+from flowrt.net.master.inventory import answered, collect
 from flowrt.net.master.joining import Joining
 from flowrt.net.master.liveness import BEAT
 from flowrt.net.master.meeting import spares_nobody
@@ -315,7 +315,9 @@ class Master:
                 if failed == TRIES:
                     raise
 
-    async def _ask_each(self, messages: Mapping[str, Register | Ask]) -> dict[str, Any]:
+    async def _ask_each(self, messages: Mapping[str, Register | Ask], within: float | None = None) -> dict[str, Any]:
+        if within is not None:
+            return await answered({task: self._ask(task, message) for task, message in messages.items()}, within)
         try:
             async with asyncio.TaskGroup() as group:
                 asked = {t: group.create_task(self._ask(t, m)) for t, m in messages.items()}
@@ -323,10 +325,10 @@ class Master:
             raise root_error(errors) from None
         return {task: answer.result() for task, answer in asked.items()}
 
-    async def _ask_all(self, what: str, container: str = "") -> dict[str, Any]:
+    async def _ask_all(self, what: str, container: str = "", within: float | None = None) -> dict[str, Any]:
         self._check_open()
         asks = {task: Ask(next(self._numbers), what, container) for task in self._peers.serving()}
-        return await self._ask_each(asks)
+        return await self._ask_each(asks, within)
 
     def _check_open(self) -> None:
         if self._closed or not self._opened:
@@ -350,9 +352,9 @@ class Master:
         """Forget the variables and queues of a container, or of all."""
         await self._ask_all("reset", container or "")
 
-    async def statistics(self) -> dict[str, Mapping[str, Any]]:
-        """What is open, held and sent so far on each task that is not lost, in numbers."""
-        return await self._ask_all("statistics")
+    async def statistics(self, within: float | None = None) -> dict[str, Mapping[str, Any]]:
+        """What is open, held and sent so far on each task that is not lost, or that answers ``within`` seconds."""
+        return await self._ask_all("statistics", within=within)
 
     # ── steps ──
 
