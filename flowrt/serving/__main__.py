@@ -93,7 +93,9 @@ def _named(models: Sequence[str]) -> Any:
     pairs = [model.partition("=")[::2] if "=" in model else (Path(model).stem, model) for model in models]
     twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if twice:
-        raise GraphError(f"two models are called {twice[0]!r}: name them, as one={models[0]}")
+        raise GraphError(
+            f"two models are called {twice[0]!r}: give files of different names, or name them, as one=FILE"
+        )
     return dict(pairs)
 
 

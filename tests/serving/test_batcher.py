@@ -238,3 +238,30 @@ async def test_a_newer_version_whose_opening_is_given_up_at_any_moment_ends() ->
             cancelled = opening.cancelled()
             endpoint.close()
     assert moment > 2
+
+
+async def test_outputs_whose_sizes_hang_on_what_is_fed_fail_their_request_alone() -> None:
+    def present(x: Any) -> Any:  # for each row, which of the numbers that are anywhere it holds
+        found = fr.unique(x)
+        return fr.astype(fr.any(fr.equal(fr.expand_dims(x, 2), fr.reshape(found, (1, 1, -1))), 1), "float32")
+
+    rows = np.arange(16, dtype="float32").reshape(8, 2)
+    rows[4:] = 1
+    async with batcher_of(frozen(present, shape=(None, None)), max_batch=4) as batcher:
+        with pytest.raises(FlowrtError, match=r"sizes hang on what is fed.*ask for fewer rows"):
+            await batcher.infer({"x": rows})
+        assert (await batcher.infer({"x": rows[:4]}))["y"].shape == (4, 8)
+
+
+async def test_those_that_wait_while_a_run_is_stopped_are_given_up_as_any_other() -> None:
+    model = frozen(spinning)
+    async with batcher_of(model, max_batch=1) as batcher:
+        running = asyncio.create_task(batcher.infer({"x": np.full((1, 8), 1e9, "float32")}))
+        await until(lambda: batcher.metrics.runs == 1)
+        others = [asyncio.create_task(batcher.infer({"x": X[:1]})) for _ in range(50)]
+        await until(lambda: batcher.waiting == 51)
+        for task in (running, *others):
+            task.cancel()
+        outcomes = await asyncio.gather(running, *others, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {asyncio.CancelledError}
+        assert (await batcher.infer({"x": X[:1] * 0}))["y"].shape == (1, 8)

@@ -111,6 +111,7 @@ async def test_with_keys_and_a_token_who_has_both_is_answered(tmp_path: Path) ->
     [
         (["none.flowrt"], "No such file"),
         (["m.flowrt", "m.flowrt"], "of different names"),
+        (["a=m.flowrt", "a=m.flowrt"], "two models are called 'a'"),
         (["m.flowrt", "--bind", "0.0.0.0:0"], "give --token-file or --tls"),
         (["m.flowrt", "--max-batch", "0"], "max_batch is a number from 1 up"),
         (["m.flowrt", "--token-file", "none"], "cannot read the token file"),
