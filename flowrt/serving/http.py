@@ -111,7 +111,8 @@ class Face:
         with self._room_for(request, endpoint):
             body = await self._body(request)
             try:
-                asked = protocol.read(body, request.headers.get(protocol.LENGTH), endpoint.current.model)
+                head = request.headers.get(protocol.LENGTH)
+                asked = protocol.read(body, head, endpoint.current.model, self._max_body)
             except FeedError:
                 endpoint.metrics.note_ended("invalid", 0)
                 raise
@@ -184,15 +185,19 @@ class Face:
             status = _status(error)
             if status < 500:
                 return _error(status, str(error))
-            _log.warning("%s %s: %s", request.method, request.path, error)
+            _log.warning("%s %s: %s", request.method, request.raw_path, error)
             return _error(status, str(error) if status == 503 else "there was no answer")
+        except Exception:
+            _log.exception("%s %s", request.method, request.raw_path)
+            return _error(500, "there was no answer")
 
     def _check_token(self, request: web.Request) -> None:
         about_models = "model" in request.match_info
         if self._token is None or (request.match_info.handler in (self._live, self._is_ready) and not about_models):
             return
-        shown = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode()):
+        scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
+        fits = hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), self._token.encode())
+        if scheme.lower() != "bearer" or not fits:
             raise _Rejected(401, "show the token: Authorization: Bearer TOKEN")
 
 

@@ -29,9 +29,10 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 LENGTH = "Inference-Header-Content-Length"
 EXTENSIONS = ("binary_tensor_data",)
+_NOT_HERE = frozenset({"classification", "shared_memory_region"})  # Triton's, whose clients would misread other answers
 _KINDS = {"bool": "BOOL", "int": "INT", "uint": "UINT", "float": "FP", "bfloat": "BF"}
 _NUMBERS = frozenset({bool, int, float})
-MOST_ENTRIES = 1 << 63
+MOST = 1 << 63  # bytes that an array may have
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
@@ -74,8 +75,11 @@ def described(model: Model) -> dict[str, Any]:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read(body: bytes | bytearray, length: str | None, model: Model) -> Inquiry:
-    """What ``body`` asks of a model; ``length`` is the header `LENGTH`. Raises `FeedError`."""
+def read(body: bytes | bytearray, length: str | None, model: Model, most: int = MOST) -> Inquiry:
+    """What ``body``, of at most ``most`` bytes, asks of a model; ``length`` is the header `LENGTH`.
+
+    Raises `FeedError`.
+    """
     view = memoryview(body)
     count = len(view) if length is None else _count(length, len(view))
     try:
@@ -95,7 +99,7 @@ def read(body: bytes | bytearray, length: str | None, model: Model) -> Inquiry:
             )
         spec = model.inputs[name].spec
         try:
-            values[name], rest = _tensor(entry, spec, rest)
+            values[name], rest = _tensor(entry, spec, rest, most)
         except FeedError as error:
             raise FeedError(f"{_told(name, spec)}, {error}") from None
     if missing := [name for name in model.inputs if name not in values]:
@@ -105,7 +109,7 @@ def read(body: bytes | bytearray, length: str | None, model: Model) -> Inquiry:
     return Inquiry(_id(request), values, _wanted(request, model))
 
 
-def _tensor(entry: Any, spec: Spec, rest: memoryview) -> tuple[Array, memoryview]:
+def _tensor(entry: Any, spec: Spec, rest: memoryview, most: int) -> tuple[Array, memoryview]:
     """An input's value, and the bytes that follow it. What does not fit is told without what was expected."""
     datatype = entry.get("datatype")
     if datatype != datatype_of(spec.dtype):
@@ -114,12 +118,13 @@ def _tensor(entry: Any, spec: Spec, rest: memoryview) -> tuple[Array, memoryview
     shape = entry.get("shape")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(type(n) is int and n >= 0 for n in shape):
         raise FeedError(f"got shape {shape!r:.200}; a shape is a list of sizes")
-    if math.prod(n or 1 for n in shape) >= MOST_ENTRIES:
+    # what has no entries came in no bytes, whatever its other axes are, and each row of it is computed
+    if math.prod(n or 1 for n in shape) * spec.dtype.itemsize >= (most if 0 in shape else MOST):
         raise FeedError(f"got a shape of {len(shape)} axes that no memory holds")
     if not spec.accepts(spec.dtype, tuple(shape)):
         fix = "; give it a first axis of 1" if spec.accepts(spec.dtype, (1, *shape)) else ""
         raise FeedError(f"got shape {shape}{fix}")
-    size = _object(entry.get("parameters", {}), "parameters").get("binary_data_size")
+    size = _parameters(entry).get("binary_data_size")
     if size is None:
         return _written_out(entry.get("data"), shape, spec), rest
     nbytes = math.prod(shape) * spec.dtype.itemsize
@@ -136,15 +141,17 @@ def _tensor(entry: Any, spec: Spec, rest: memoryview) -> tuple[Array, memoryview
 def _written_out(data: Any, shape: list[int], spec: Spec) -> Array:
     if not isinstance(data, list):
         raise FeedError(f"got data {data!r:.80}; data is a list, flat or nested")
-    wanted = RANKS[kind_of(spec.dtype)]
+    wanted, (first, depth) = RANKS[kind_of(spec.dtype)], _first(data)
+    if depth > MAX_RANK:
+        raise FeedError(f"got data of lists {depth} deep; data is a list, flat or nested as its shape is")
     try:
         kinds = {type(entry) for entry in np.asarray(data, object).flat}  # of text NumPy makes room for the longest
         if not kinds <= _NUMBERS:
             others = ", ".join(sorted(kind.__name__ for kind in kinds - _NUMBERS))
-            raise FeedError(f"got data of {others}, as {_first(data)!r:.80}")
+            raise FeedError(f"got data of {others}, as {first!r:.80}")
         natural = np.asarray(data)
         if natural.dtype.kind not in RANKS or (natural.size and RANKS[natural.dtype.kind] > wanted):
-            raise FeedError(f"got data of {natural.dtype}, as {_first(data)!r:.80}")
+            raise FeedError(f"got data of {natural.dtype}, as {first!r:.80}")
         array = narrowed(natural, spec.dtype) if natural.size else natural.astype(spec.dtype)
     except (SpecError, ValueError, OverflowError, TypeError) as error:
         raise FeedError(str(error)) from None
@@ -153,14 +160,16 @@ def _written_out(data: Any, shape: list[int], spec: Spec) -> Array:
     return array.reshape(shape)
 
 
-def _first(data: Any) -> Any:
+def _first(data: Any) -> tuple[Any, int]:
+    """What stands first in nested lists, and in how many of them."""
+    depth = 0
     while isinstance(data, list) and data:
-        data = data[0]
-    return data
+        data, depth = data[0], depth + 1
+    return data, depth
 
 
 def _wanted(request: Any, model: Model) -> dict[str, bool]:
-    every = _object(request.get("parameters", {}), "parameters").get("binary_data_output") is True
+    every = _parameters(request).get("binary_data_output") is True
     if not request.get("outputs"):
         return dict.fromkeys(model.outputs, every)
     found = {}
@@ -169,8 +178,7 @@ def _wanted(request: Any, model: Model) -> dict[str, bool]:
         name = entry.get("name")
         if not isinstance(name, str) or name not in model.outputs:
             raise FeedError(f"the model has no output {name!r:.200}; it has {', '.join(model.outputs)}")
-        binary = _object(entry.get("parameters", {}), "parameters").get("binary_data", every)
-        found[name] = binary is True
+        found[name] = _parameters(entry).get("binary_data", every) is True
     return found
 
 
@@ -189,6 +197,14 @@ def _id(request: Any) -> str | None:
     found = request.get("id")
     if found is not None and not isinstance(found, str):
         raise FeedError("the id of a request is a string")
+    return found
+
+
+def _parameters(entry: dict[str, Any]) -> dict[str, Any]:
+    """What else is said of a request or a tensor: nothing that would have the answer be, or lie, elsewhere."""
+    found = _object(entry.get("parameters", {}), "parameters")
+    for extension in _NOT_HERE & found.keys():
+        raise FeedError(f"the parameter {extension!r} is of an extension that is not here; there is {EXTENSIONS[0]}")
     return found
 
 

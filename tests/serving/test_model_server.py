@@ -176,7 +176,22 @@ async def test_who_asks_shows_the_token() -> None:
             assert (await client.get(path))[0] == 401
         for wrong in ("Bearer wrong", "secret ", "Bearer \xe4"):
             assert (await client.get("/v2", headers={"Authorization": wrong}))[0] == 401
-        assert (await client.get("/v2", headers={"Authorization": "Bearer secret"}))[0] == 200
+        for right in ("Bearer secret", "bearer secret"):  # RFC 9110: schemes are of any case
+            assert (await client.get("/v2", headers={"Authorization": right}))[0] == 200
+
+
+async def test_a_fault_of_the_server_is_answered_in_json_and_told_to_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(doubling()) as (server, client):
+
+        def fail(_: object) -> None:
+            raise RuntimeError("of its own")
+
+        monkeypatch.setattr(server.endpoints["m"], "infer", fail)
+        assert await client.post(asking(X)) == (500, {"error": "there was no answer"})
+        assert "POST /v2/models/m/infer" in caplog.text
+        assert "of its own" in caplog.text
 
 
 async def test_metrics_are_prometheuss() -> None:
@@ -294,7 +309,11 @@ async def test_text_costs_no_more_memory_than_it_has_bytes() -> None:
         assert (status, "got data of str" in answer["error"]) == (400, True)
 
 
-@pytest.mark.parametrize("shape", [[10**30, 0], [10**4000, 10**4000], [2**40, 2**40]], ids=["empty", "long", "large"])
+@pytest.mark.parametrize(
+    "shape",
+    [[10**30, 0], [2**61, 0], [2**24, 0], [10**4000, 10**4000], [2**40, 2**40]],
+    ids=["empty", "too many bytes", "more rows than fit a body", "long", "large"],
+)
 async def test_a_shape_that_no_memory_holds_is_the_clients_mistake(shape: list[int]) -> None:
     with fr.Graph() as graph:
         x = fr.placeholder("float32", (None, None), name="x")

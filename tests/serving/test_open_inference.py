@@ -55,6 +55,7 @@ def test_a_request_is_read() -> None:
         ({"data": [1e300] * 8}, "does not fit float32"),
         ({"data": {"a": 1}}, "data is a list"),
         ({"data": None}, "data is a list"),
+        ({"data": None, "parameters": {"shared_memory_region": "a"}}, "parameter 'shared_memory_region' is"),
         ({"parameters": 3}, "parameters is an object"),
         ({"parameters": {"binary_data_size": 32}}, "which is 32 bytes"),
     ],
@@ -78,6 +79,10 @@ def test_an_input_that_does_not_fit_is_named_with_what_was_expected(changes: Any
         (json.dumps(asking(ROW, id=7)).encode(), "id of a request is a string"),
         (json.dumps(asking(ROW, outputs=[{"name": "z"}])).encode(), "no output 'z'; it has y"),
         (json.dumps(asking(ROW, outputs=3)).encode(), "'outputs' are a list"),
+        (
+            json.dumps(asking(ROW, outputs=[{"name": "y", "parameters": {"classification": 3}}])).encode(),
+            "parameter 'classification' is of an extension that is not here; there is binary_tensor_data",
+        ),
     ],
 )
 def test_a_request_that_is_none_is_refused(body: bytes, text: str) -> None:
@@ -151,6 +156,13 @@ def test_whatever_stands_where_data_belongs_is_read_or_refused(data: Any) -> Non
 def test_no_bytes_do_harm(body: bytes, length: str | None) -> None:
     with pytest.raises(FeedError):
         read(body, length, MODEL)
+
+
+@pytest.mark.parametrize("depth", [9, 33, 65, 900])
+def test_lists_in_lists_are_no_deeper_than_a_shape(depth: int) -> None:
+    body = given_as(data=0).replace(b'"data": 0', b'"data": ' + b"[" * depth + b"0" + b"]" * depth)
+    with pytest.raises(FeedError, match=f"lists {depth} deep; data is a list, flat or nested"):
+        read(body, None, MODEL)
 
 
 def test_metadata_say_what_a_model_takes() -> None:
