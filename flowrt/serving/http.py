@@ -1,8 +1,9 @@
 """The face that models have to HTTP.
 
 Law: it decides nothing about models. Of a request no more is read than is allowed, and no more at once than may wait;
-who has to have a token shows it first. Every answer is JSON, an error as ``{"error": "..."}``; what went wrong on this
-side is told to the log, and not to who asks.
+who has to have a token shows it first. What is long is read and written out in a lane, so that others are answered
+meanwhile. Every answer is JSON, an error as ``{"error": "..."}``; what went wrong on this side is told to the log, and
+not to who asks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -27,6 +29,7 @@ from flowrt.base.errors import (
     StepTimeout,
     WouldBlock,
 )
+from flowrt.sched.host.lanes import Lanes
 from flowrt.serving import metrics, protocol
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ class Face:
         self.ready = False
         self._endpoints, self._batching, self._token, self._max_body = endpoints, batching, token, max_body
         self._reading = 0  # bytes of requests that are being read
+        self._lane = Lanes(1, "serving")
         self.application = web.Application(middlewares=[self._answered], client_max_size=max_body)
         one = "/v2/models/{model}"
         self.application.add_routes(
@@ -62,6 +66,10 @@ class Face:
                 *(web.get(path, self._metadata) for path in (one, one + "/versions/{version}")),
             ]
         )
+
+    def close(self) -> None:
+        """End what reads and writes beside the event loop."""
+        self._lane.close()
 
     @asynccontextmanager
     async def listening(self, host: str, port: int, tls: Keys | None) -> AsyncIterator[int]:
@@ -111,14 +119,14 @@ class Face:
         with self._room_for(request, endpoint):
             body = await self._body(request)
             try:
-                head = request.headers.get(protocol.LENGTH)
-                asked = protocol.read(body, head, endpoint.current.model, self._max_body)
+                asked = await self._read(body, request.headers.get(protocol.LENGTH), endpoint)
             except FeedError:
                 endpoint.metrics.note_ended("invalid", 0)
                 raise
             del body
             model, outputs = await endpoint.infer(asked.values)
-        parts, length = protocol.written(asked, request.match_info["model"], model.version, outputs)
+        write = partial(protocol.written, asked, request.match_info["model"], model.version, outputs)
+        parts, length = await self._lane.run(write) if protocol.is_long(asked, outputs) else write()
         headers = {"Content-Type": "application/json"}
         if length is not None:
             headers = {"Content-Type": "application/octet-stream", protocol.LENGTH: str(length)}
@@ -169,6 +177,15 @@ class Face:
         except web.RequestPayloadError as error:
             raise _Rejected(400, f"the request cannot be read: {error}") from None
         return body
+
+    async def _read(self, body: bytearray, length: str | None, endpoint: Endpoint) -> protocol.Inquiry:
+        """What ``body`` asks of the version of a model that is to answer it. Raises `FeedError`."""
+        while True:
+            model = endpoint.current.model
+            read = partial(protocol.read, body, length, model, self._max_body)
+            asked = await self._lane.run(read) if len(body) > protocol.LONG else read()
+            if endpoint.current.model is model:  # else another took its place meanwhile, which may take something else
+                return asked
 
     # What is answered
 

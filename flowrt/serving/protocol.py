@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
+LONG = 1 << 16  # bytes of a request that takes milliseconds to be read
+PIECE = 1 << 12  # numbers that are written out at once, in milliseconds
 LENGTH = "Inference-Header-Content-Length"
 EXTENSIONS = ("binary_tensor_data",)
 _NOT_HERE = frozenset({"classification", "shared_memory_region"})  # Triton's, whose clients would misread other answers
@@ -83,7 +85,7 @@ def read(body: bytes | bytearray, length: str | None, model: Model, most: int = 
     view = memoryview(body)
     count = len(view) if length is None else _count(length, len(view))
     try:
-        request = json.loads(bytes(view[:count]))
+        request = json.loads(bytes(view[:count]), **(_YIELDING if count > LONG else {}))
     except (ValueError, RecursionError) as error:
         raise FeedError(f"the request is not JSON: {error}") from None
     given = _list(_object(request, "the request"), "inputs")
@@ -107,6 +109,18 @@ def read(body: bytes | bytearray, length: str | None, model: Model, most: int = 
     if rest:
         raise FeedError(f"{len(rest)} bytes follow those of the inputs; each needs its binary_data_size")
     return Inquiry(_id(request), values, _wanted(request, model))
+
+
+def _float(text: str) -> float:
+    return float(text)
+
+
+def _int(text: str) -> int:
+    return int(text)
+
+
+# Python's own functions: between two calls of them other threads have their turn, which else wait for the whole text
+_YIELDING: dict[str, Any] = {"parse_float": _float, "parse_int": _int}
 
 
 def _tensor(entry: Any, spec: Spec, rest: memoryview, most: int) -> tuple[Array, memoryview]:
@@ -224,6 +238,11 @@ def _list(value: dict[str, Any], key: str) -> list[Any]:
 # ── answering ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def is_long(asked: Inquiry, outputs: Mapping[str, Any]) -> bool:
+    """Whether an answer takes milliseconds to be written out."""
+    return sum(np.size(outputs[name]) for name, binary in asked.wanted.items() if not binary) > PIECE
+
+
 def written(
     asked: Inquiry, name: str, version: str, outputs: Mapping[str, Any]
 ) -> tuple[list[bytes | memoryview], int | None]:
@@ -237,13 +256,23 @@ def written(
             buffers.append(
                 memoryview(array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8).data)
             )
+            listed.append(json.dumps(entry))
         else:
-            entry["data"] = array.reshape(-1).tolist()
-        listed.append(entry)
-    said: dict[str, Any] = {"model_name": name, "outputs": listed}
+            listed.append(_with(entry, "data", _numbers(array.reshape(-1))))
+    said = {"model_name": name}
     if version:
         said["model_version"] = version
     if asked.id is not None:
         said["id"] = asked.id
-    text = json.dumps(said).encode()
+    text = _with(said, "outputs", listed).encode()
     return [text, *buffers], len(text) if any(asked.wanted.values()) else None
+
+
+def _numbers(array: Array) -> Iterator[str]:
+    """What is in a flat array, in pieces, between which other threads have their turn."""
+    return (json.dumps(array[at : at + PIECE].tolist())[1:-1] for at in range(0, array.size, PIECE))
+
+
+def _with(entry: Mapping[str, Any], key: str, items: Iterable[str]) -> str:
+    """``entry`` in JSON, with a list besides, of ``items`` that are written out."""
+    return f"{json.dumps(entry)[:-1]}, {json.dumps(key)}: [{', '.join(items)}]}}"

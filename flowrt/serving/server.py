@@ -85,6 +85,7 @@ class ModelServer(AsyncOnly):
 
     async def _open(self) -> AsyncExitStack:
         async with AsyncExitStack() as opened:
+            opened.callback(self._face.close)
             tasks = await opened.enter_async_context(asyncio.TaskGroup())
             following = await opened.enter_async_context(_Ending())
             for endpoint in self.endpoints.values():

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -17,7 +18,7 @@ from yarl import URL
 
 import flowrt as fr
 from flowrt.base.errors import BrokenStream, GraphError, ResourceError
-from flowrt.serving import Batching
+from flowrt.serving import Batching, protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -249,6 +250,49 @@ async def test_a_newer_file_is_served_without_a_lost_request(tmp_path: Path) -> 
         assert (await client.get(f"/v2/models/m/versions/{newer.version}"))[0] == 200
         assert (await client.get(f"/v2/models/m/versions/{first}"))[0] == 404
         assert set(server.endpoints["m"].metrics.ended) == {"ok"}
+
+
+class Held:
+    """What does what ``function`` does, once it may; meanwhile others are told that it was called."""
+
+    def __init__(self, function: Any) -> None:
+        self._function, self.called, self.may = function, threading.Event(), threading.Event()
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.called.set()
+        assert self.may.wait(30), "it holds the event loop"
+        return self._function(*arguments)
+
+
+@pytest.mark.parametrize("part", ["read", "written"])
+async def test_a_long_request_holds_nobody_up(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(getattr(protocol, part))
+    monkeypatch.setattr(protocol, part, held)
+    rows = np.tile(X, (10, 1))
+    async with serving(doubling()) as (_, client), asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(client.infer(rows))
+        await until(held.called.is_set)
+        assert (await client.get("/v2/health/live"))[0] == 200
+        held.may.set()
+    np.testing.assert_array_equal(asked.result(), rows * 2 + 1)
+
+
+async def test_a_long_request_is_read_again_for_a_model_that_came_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rows = tmp_path / "m.flowrt", np.tile(X, (10, 1))
+    doubling().save(path)
+    newer = frozen(lambda x: x * 3, output="z")
+    held = Held(protocol.read)
+    monkeypatch.setattr(protocol, "read", held)
+    async with serving(path, look_seconds=0.01) as (server, client), asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(client.post(asking(rows)))
+        await until(held.called.is_set)
+        newer.save(path)
+        await until(lambda: server.endpoints["m"].current.model.version == newer.version)
+        held.may.set()
+    status, answer = asked.result()
+    assert (status, answer["model_version"], answer["outputs"][0]["name"]) == (200, newer.version, "z")
 
 
 async def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

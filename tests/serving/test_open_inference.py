@@ -14,7 +14,7 @@ from serving_world import asking, doubling, frozen
 
 from flowrt.base.errors import FeedError
 from flowrt.base.spec import NAMES
-from flowrt.serving.protocol import Inquiry, datatype_of, described, read, written
+from flowrt.serving.protocol import LONG, PIECE, Inquiry, datatype_of, described, read, written
 
 MODEL = doubling()
 ROW = np.arange(8, dtype="float32")[None]
@@ -124,6 +124,32 @@ def test_every_dtype_comes_and_goes_to_the_bit(dtype: str, binary: bool) -> None
     else:
         assert count is None
         np.testing.assert_array_equal(np.array(output["data"], dtype).reshape(4, 3), array)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+@pytest.mark.parametrize("count", [0, 1, PIECE, PIECE + 1, 3 * PIECE])
+def test_what_is_written_in_pieces_is_one_list(dtype: str, count: int) -> None:
+    array = (np.random.default_rng(3).normal(size=(count, 1)) * 1e3).astype(dtype)
+    (text,), _ = written(Inquiry('"i', {}, {"a": False, "b": False}), "m", "v", {"a": array, "b": array[:1]})
+    entry = {"datatype": datatype_of(array.dtype), "shape": [count, 1], "data": array.reshape(-1).tolist()}
+    first, second = (
+        {"name": "a", **entry},
+        {"name": "b", **entry, "shape": [min(count, 1), 1], "data": entry["data"][:1]},
+    )
+    expected = {"model_name": "m", "model_version": "v", "id": '"i', "outputs": [first, second]}
+    assert json.loads(bytes(text)) == expected
+
+
+def test_a_long_request_is_read_as_a_short_one() -> None:
+    rows = np.tile(ROW + 0.1, (LONG // 8, 1))
+    body = json.dumps(asking(rows)).encode()
+    assert len(body) > LONG
+    np.testing.assert_array_equal(read(body, None, MODEL).values["x"], rows)
+    numbers = np.arange(LONG)[:, None]
+    body = json.dumps(asking(numbers)).encode()
+    np.testing.assert_array_equal(
+        read(body, None, frozen(lambda x: x, shape=(None, 1), dtype="int64")).values["x"], numbers
+    )
 
 
 def test_bytes_that_are_too_few_too_many_or_no_bools_are_refused() -> None:

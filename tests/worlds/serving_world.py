@@ -20,13 +20,20 @@ Array = np.ndarray[Any, Any]
 X = np.random.default_rng(5).normal(size=(64, 8)).astype("float32")
 
 
-def frozen(build: Callable[[Any], Any], *, shape: Any = (None, 8), dtype: str = "float32", name: str = "m") -> Any:
-    """The model that computes ``y``, what ``build`` makes of ``x``."""
+def frozen(
+    build: Callable[[Any], Any],
+    *,
+    shape: Any = (None, 8),
+    dtype: str = "float32",
+    name: str = "m",
+    output: str = "y",
+) -> Any:
+    """The model that computes ``output``, what ``build`` makes of ``x``."""
     with fr.Graph() as graph:
         x = fr.placeholder(dtype, shape, name="x")
         y = build(x)
     with fr.BlockingSession(graph) as session:
-        return fr.serving.freeze(session, {"x": x}, {"y": y}, name=name)
+        return fr.serving.freeze(session, {"x": x}, {output: y}, name=name)
 
 
 def doubling(name: str = "m", by: float = 2) -> Any:
