@@ -51,7 +51,7 @@ class Face:
     def __init__(self, endpoints: Mapping[str, Endpoint], batching: Batching, token: str | None, max_body: int) -> None:
         self.ready = False
         self._endpoints, self._batching, self._token, self._max_body = endpoints, batching, token, max_body
-        self._reading = 0  # bytes of requests that are being read
+        self._here = 0  # bytes of requests that have no answer yet, and of long answers that are being sent
         self._lane = Lanes(1, "serving")
         self.application = web.Application(middlewares=[self._answered], client_max_size=max_body)
         one = "/v2/models/{model}"
@@ -130,7 +130,7 @@ class Face:
         headers = {"Content-Type": "application/json"}
         if length is not None:
             headers = {"Content-Type": "application/octet-stream", protocol.LENGTH: str(length)}
-        return web.Response(body=b"".join(parts), headers=headers)
+        return await self._sent(request, b"".join(parts), headers)
 
     def _endpoint(self, request: web.Request) -> Endpoint:
         name, version = request.match_info["model"], request.match_info.get("version")
@@ -153,16 +153,16 @@ class Face:
             raise _Rejected(413, f"the request has {nbytes} bytes, at most {self._max_body} are taken")
         if "Content-Encoding" in request.headers:
             nbytes = self._max_body  # it may come to that
-        if self._reading and self._reading + nbytes > self._batching.max_bytes:
+        if self._here and self._here + nbytes > self._batching.max_bytes:
             endpoint.metrics.note_ended("overload", 0)
             raise WouldBlock(
-                f"requests of {self._reading} bytes are here, and there is no room for more: ask again later"
+                f"requests and answers of {self._here} bytes are here, and there is no room for more: ask again later"
             )
-        self._reading += nbytes
+        self._here += nbytes
         try:
             yield
         finally:
-            self._reading -= nbytes
+            self._here -= nbytes
 
     async def _body(self, request: web.Request) -> bytearray:
         body = bytearray()
@@ -188,6 +188,26 @@ class Face:
                 return asked
 
     # What is answered
+
+    async def _sent(self, request: web.Request, body: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
+        """An answer; one that is long counts among what is here, for as long as who asked may take to read it."""
+        answer = web.Response(body=body, headers=headers)
+        if len(body) <= protocol.LONG:
+            return answer
+        self._here += len(body)
+        try:
+            async with asyncio.timeout(self._batching.timeout):
+                await answer.prepare(request)
+                await answer.write_eof()
+        except TimeoutError:
+            _log.warning("%s %s: the answer was not read", request.method, request.raw_path)
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:  # who asked is gone
+            pass
+        finally:
+            self._here -= len(body)
+        return answer
 
     @web.middleware
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONG = 1000.0
+LARGE = np.zeros(32 << 20, "uint8")
 
 
 async def test_many_clients_get_the_bits_of_a_lone_run() -> None:
@@ -152,6 +153,45 @@ async def test_a_client_that_goes_away_takes_its_request_along() -> None:
         writer.close()
         await until(lambda: endpoint.current.waiting == 0)
         assert endpoint.metrics.ended == {"cancelled": 1}
+
+
+async def unread(server: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[Any, Any]:
+    """Who asked, was answered by more than lies between two sockets, and does not read it."""
+    endpoint = server.endpoints["m"]
+
+    async def infer(_: object) -> Any:
+        monkeypatch.setattr(server._face, "_batching", Batching(**settings))  # from here on
+        return endpoint.current.model, {"y": LARGE}
+
+    monkeypatch.setattr(endpoint, "infer", infer)
+    body = json.dumps({**asking(X[:1]), "parameters": {"binary_data_output": True}}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    return reader, writer
+
+
+async def test_who_does_not_read_an_answer_in_time_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(doubling()) as (server, _):
+        reader, writer = await unread(server, monkeypatch, timeout=0)
+        await until(lambda: "the answer was not read" in caplog.text)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(LARGE.size)
+        writer.close()
+        assert server._face._here == 0
+        assert "Traceback" not in caplog.text
+
+
+async def test_an_answer_counts_among_what_is_here_until_it_is_read_or_nobody_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(doubling()) as (server, _):
+        _, writer = await unread(server, monkeypatch, timeout=LONG)
+        await until(lambda: server._face._here > LARGE.size)
+        writer.close()
+        await until(lambda: server._face._here == 0)
+        assert "Traceback" not in caplog.text
 
 
 async def test_leaving_answers_what_was_asked() -> None:
