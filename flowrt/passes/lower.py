@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.device import is_apart
 from flowrt.base.errors import GraphError
 from flowrt.base.plan import Plan, PlanNode
 from flowrt.base.spec import Spec
@@ -39,10 +40,11 @@ Value: TypeAlias = int  # of the plan in the making: a feed, or (node, output) i
 def lower(plan: Plan, *, everything: bool = False) -> Plan:
     """``plan`` without loops and branches that have effects, or, if ``everything``, without any.
 
-    Loops whose condition alone says how many rows they stack are left in stretches that have a bound.
+    Loops whose condition alone says how many rows they stack are left in stretches that have a bound; those of another
+    device than the host's own are left as they are.
     """
     kinds = STATEFUL | PURE if everything else STATEFUL
-    if not any(node.op in kinds or _in_stretches(node) for node in plan.nodes):
+    if not any(node.op in kinds or _in_stretches(node, node.device) for node in plan.nodes):
         return plan
     lowering = _Lowering(kinds, [feed.spec for feed in plan.feeds])
     fetches = lowering.inline(plan, list(range(len(plan.feeds))), _Place("", (), ""))
@@ -124,10 +126,11 @@ class _Lowering:
         for node in body.nodes:
             taken = [values[v] for v in node.inputs]
             control = tuple(positions[n] for n in node.control)
-            taken_apart = node.op in self.kinds or _in_stretches(node)
+            device = place.device or node.device
+            taken_apart = node.op in self.kinds or _in_stretches(node, device)
             if taken_apart or not (node.inputs or control):
                 control = tuple(dict.fromkeys((*control, *place.pivot)))
-            here = replace(node, name=place.prefix + node.name, device=place.device or node.device, control=control)
+            here = replace(node, name=place.prefix + node.name, device=device, control=control)
             if taken_apart:
                 values += self._loop(here, taken) if node.op in LOOPS else self._cond(here, taken)
             else:
@@ -359,10 +362,12 @@ def stretch_iterations(stacks: Sequence[Spec]) -> int:
     return min(max(STRETCH_BYTES // max(sum(rows), 1), 1), STRETCH_ITERATIONS)
 
 
-def _in_stretches(node: PlanNode) -> bool:
-    """Whether a loop stacks rows and its condition alone says how many."""
+def _in_stretches(node: PlanNode, device: str) -> bool:
+    """Whether a loop is on the host's own device, stacks rows, and its condition alone says how many."""
     attrs: Any = node.attrs
-    if node.op != loop.name or attrs["limit"] is not None or attrs["scanned"] or attrs["counted"]:
+    if node.op != loop.name or is_apart(device):
+        return False
+    if attrs["limit"] is not None or attrs["scanned"] or attrs["counted"]:
         return False
     return len(attrs["body"].fetches) > int(attrs["carried"])
 

@@ -16,23 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.base.errors import SpecError
 from flowrt.base.plan import Plan, PlanFeed, PlanNode
-from flowrt.base.spec import Spec, spec_of, value_known
 from flowrt.base.traits import Elsewhere, traits_of
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup, sizing
+from flowrt.passes.known_sizes import ON_HOST, HowMade, find_size
 from flowrt.passes.step import FED, Ref, StepGraph, StepNode, in_order
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
     from flowrt.base.device import Device
     from flowrt.base.errors import Site
+    from flowrt.base.spec import Spec
 
 REPEATED = 1 << 12
 """A constant of at most so many bytes is repeated where it is wanted: a message costs more."""
-ON_HOST = frozenset({"shape_of"})
-"""Ops that look at no entry, whose results lie in the host's memory wherever they are computed."""
 
 
 @valueclass
@@ -121,7 +119,7 @@ class _Cut:
         self._order = {FED: -1} | {i: place for place, i in enumerate(step.nodes)}
         self._place: dict[int, tuple[int, int, int]] = {}  # the step's order, with what was put in beside its cause
         self._arrived: dict[tuple[Ref, Device], Ref] = {}
-        self._sizes: dict[Ref, Spec | None] = {}
+        self._sizes: dict[Device, dict[Ref, Spec | None]] = {}
         self._told: dict[tuple[tuple[int, ...], str], int] = {}
         self._fed: list[list[Transfer]] = [[] for _ in step.feeds]
         self._answers: dict[Ref, Transfer] = {}
@@ -199,33 +197,18 @@ class _Cut:
         return tuple(self._bring(ref, there, node.id) for ref, there in zip(node.inputs, where, strict=True))
 
     def _size(self, ref: Ref, device: Device) -> Spec | None:
-        """What inference finds of a value that is made on ``device`` by arithmetic of shapes, were all unknown sizes 2.
+        """What inference finds of a value that is made on ``device`` by arithmetic of shapes: see `find_size`."""
+        return find_size(ref, lambda ref: self._made(ref, device), self._sizes.setdefault(device, {}))
 
-        None where that is not all of it, or where something else is part of it.
-        """
-        if ref not in self._sizes:
-            self._sizes[ref] = self._infer_size(ref, device)
-        return self._sizes[ref]
-
-    def _infer_size(self, ref: Ref, device: Device) -> Spec | None:
+    def _made(self, ref: Ref, device: Device) -> HowMade | None:
+        """How a constant is made, or an integer on ``device`` that waits for nothing."""
         node = self._step.nodes.get(ref[0])
         if node is None or node.control or node.after or node.op.stateful:
             return None
-        if node.op.name == "constant":
-            return spec_of(np.asarray(node.attrs["value"]))
-        if self._device[node.id] != device or self._step.spec(ref).dtype.kind not in "iu":
+        here = self._device[node.id] == device and self._step.spec(ref).dtype.kind in "iu"
+        if not (here or node.op.name == "constant"):
             return None
-        inputs: list[Spec] = []
-        for source in node.inputs:
-            known = _as_if_known(self._step.spec(source)) if node.op.name in ON_HOST else self._size(source, device)
-            if known is None:
-                return None
-            inputs.append(known)
-        try:
-            found = node.op.infer(inputs, node.attrs)[ref[1]]
-        except SpecError:
-            return None
-        return found if value_known(found.value) else None
+        return HowMade(node.op, node.attrs, node.inputs, [self._step.spec(source) for source in node.inputs], ref[1])
 
     def _copy(self, ref: Ref, device: Device, consumer: int) -> Ref:
         """The value ``ref`` of another device of the same task."""
@@ -429,11 +412,6 @@ class _Cut:
                 )
             )
         return Plan(task, tuple(out), tuple(feeds.values()), tuple(value[ref] for ref in fetches))
-
-
-def _as_if_known(spec: Spec) -> Spec | None:
-    """``spec`` with 2 for every size that a step finds out; None where their number is not known."""
-    return None if spec.dims is None else Spec(spec.dtype, tuple(2 if dim is None else dim for dim in spec.dims))
 
 
 def _fed_to(nodes: Iterable[StepNode], feeds: Sequence[PlanFeed]) -> dict[int, PlanFeed]:

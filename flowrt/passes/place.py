@@ -12,6 +12,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ from flowrt.base.spec import is_half
 from flowrt.base.traits import writes
 from flowrt.graph import Node
 from flowrt.passes.arrange import arrange
+from flowrt.passes.known_sizes import StepSizes
 from flowrt.passes.looping import runs_apart
 from flowrt.passes.step import FED, StepGraph, StepNode
 
@@ -346,6 +348,7 @@ class _Chooser:
         self._supports = with_halves(supports)
         self._moved = moved
         self._known: dict[tuple[Any, ...], bool] = {}
+        self._sizes = StepSizes(step)
         self._matching: dict[Device, list[Device]] = {}
         self._task: dict[Device, list[Device]] = {}  # the devices of the same task
         self._within: dict[Home, Device] = {}
@@ -463,7 +466,7 @@ class _Chooser:
         if node.op.effect:
             return kind == "cpu"
         if kind != HOST_KIND and any(isinstance(value, Plan) for value in node.attrs.values()):
-            return runs_apart(node.op.name, node.attrs, kind, self._supports)
+            return runs_apart(node.op.name, node.attrs, partial(self._sizes.fed_to, node), kind, self._supports)
         dtypes = self._dtypes(node)
         key = (node.op.name, dtypes, kind)
         found = self._known.get(key)

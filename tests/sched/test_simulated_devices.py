@@ -13,7 +13,7 @@ from places import ON_GPU, told_by
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-JOBS = ("mlp", "embedding", "cnn", "lstm", "recurrent", "transposing", "mixed", "second_order")
+JOBS = ("mlp", "embedding", "cnn", "lstm", "recurrent", "transposing", "unknown_rows", "mixed", "second_order")
 pytestmark = pytest.mark.timeout(300)
 
 

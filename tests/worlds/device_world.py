@@ -87,6 +87,17 @@ def transposing() -> Job:
     return x, y, fr.mean(fr.square(chosen - y)) + fr.mean(grown), lambda rng: (floats(rng, 3, 2, 4), floats(rng, 2, 4))
 
 
+def unknown_rows() -> Job:
+    """A branch, a scan and a loop over as many rows as come, so that nodes are issued one by one."""
+    x, y = fr.placeholder("float32", (None, 4)), fr.placeholder("float32", (None, 4))
+    w = weights(4, 4, seed=1)
+    chosen = fr.cond(fr.sum(y) > 0, lambda: fr.exp(x @ w), lambda: x @ w)
+    state, _ = fr.scan(lambda h, row: (fr.tanh(h @ w + row), h), fr.zeros((1, 4)), fr.expand_dims(x, 1))
+    shrunk = fr.while_loop(lambda v: fr.mean(fr.square(v)) > 0.1, lambda v: fr.tanh(v @ w) / 2, x)
+    loss = fr.mean(fr.square(chosen - y)) + fr.mean(fr.square(state)) + fr.sum(fr.square(shrunk))
+    return x, y, loss, lambda rng: (floats(rng, 3, 4), floats(rng, 3, 4))
+
+
 def mixed() -> Job:
     """Products of 16 bits."""
     with fr.mixed_precision("bfloat16"):
@@ -114,7 +125,7 @@ async def trained(job: Callable[[], Job], device: str) -> tuple[list[float], int
 
 async def jobs() -> dict[str, Any]:
     found = {}
-    for job in (mlp, embedding, cnn, lstm, recurrent, transposing, mixed, second_order):
+    for job in (mlp, embedding, cnn, lstm, recurrent, transposing, unknown_rows, mixed, second_order):
         (there, peak), (here, none) = await trained(job, "cuda:0"), await trained(job, "cpu:0")
         found[job.__name__] = {"there": there, "here": here, "peaks": (peak, none)}
     return found

@@ -44,7 +44,10 @@ class OpenDevice(Protocol):
         """The same for a thread that may wait: see `Lanes.call`."""
 
     async def take(self, value: Any, where: str) -> Any:
-        """A value of this task's in this device's memory; errors name ``where`` it is wanted."""
+        """A value of this task's in this device's memory, or of the host's few sizes as they are there.
+
+        Errors name ``where`` it is wanted.
+        """
 
     async def give(self, value: Any) -> Array:
         """A value of this device's in the host's memory."""

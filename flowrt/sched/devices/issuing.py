@@ -24,8 +24,8 @@ from flowrt.sched.devices.holding import Holding
 from flowrt.sched.devices.looping import Bodies, BodyUnit, Run
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.replaying import WholeRegions, has_bodies, may_size
-from flowrt.sched.regions.lives import infer, inferred_whole, known_array
-from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, variable_spec
+from flowrt.sched.regions.lives import BRING, infer, inferred_whole, known_array
+from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, size_operands, variable_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,6 +57,7 @@ class Issuer:
         self._regions = WholeRegions(plan, arena, self._holding)
         self._starts = plan.value_starts()
         self._kernels: dict[int, OrderedDict[Any, tuple[Kernel, Sequence[Spec]]]] = {}
+        self._sizes: dict[int, Sequence[int]] = {}
         self._constants: dict[int, DeviceArray] = {}
         self._last: dict[tuple[int, ...], Mapping[int, list[int]]] = {}
         self._bodies = Bodies(arena, self._issues)
@@ -101,7 +102,7 @@ class Issuer:
     def _issue(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _UnitRun) -> Sequence[Value]:
         if node.op == CONSTANT:
             return (self._constant(position, node),)
-        if node.op == "bring":
+        if node.op == BRING:
             value = inputs[0]  # what may decide sizes stays where those who infer shapes see it
             return (value if isinstance(value, np.ndarray) and may_size(value) else self._here(value, node),)
         if node.op == READ:
@@ -142,17 +143,25 @@ class Issuer:
         return [known_array(spec) for spec in outputs] if inferred_whole(node, outputs) else []
 
     def _infer(self, node: PlanNode, inputs: Sequence[Value]) -> tuple[Spec, ...]:
-        return infer(node, [value.spec if isinstance(value, DeviceArray) else spec_of(value) for value in inputs])
+        return infer(node, [_known_spec(value) for value in inputs])
 
     # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _compute(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _UnitRun) -> list[DeviceArray]:
-        key = tuple(v.shape if isinstance(v, DeviceArray) else (v.shape, v.tobytes()) for v in inputs)
         specs = [_spec(value) for value in inputs]
-        kernel, outputs = self._kernel(position, key, node.op, specs, lambda: self._infer(node, inputs))
+        for place in self._sizing(position, node):
+            specs[place] = _known_spec(inputs[place])
+        key = tuple([(spec.dims, spec.value) for spec in specs])
+        kernel, outputs = self._kernel(position, key, node.op, specs, lambda: infer(node, specs))
         made = [self._arena.empty(spec, node.where()) for spec in outputs]
         self._launch(kernel, node, [*(self._here(v, node) for v in inputs), *made], run)
         return made
+
+    def _sizing(self, position: int, node: PlanNode) -> Sequence[int]:
+        """Which of a node's inputs decide by their values what is computed."""
+        if position not in self._sizes:
+            self._sizes[position] = tuple(size_operands(node))
+        return self._sizes[position]
 
     def _kernel(
         self, position: int, key: Any, op: str, inputs: Sequence[Spec], outputs: Callable[[], Sequence[Spec]]
@@ -219,6 +228,11 @@ class Issuer:
 
 def _spec(value: Value) -> Spec:
     return value.spec if isinstance(value, DeviceArray) else Spec(value.dtype, value.shape)
+
+
+def _known_spec(value: Value) -> Spec:
+    """The same, with the value of what the host has that may decide sizes."""
+    return value.spec if isinstance(value, DeviceArray) else spec_of(value)
 
 
 def _by_position(last: Mapping[int, int], kept: Iterable[int]) -> dict[int, list[int]]:

@@ -23,7 +23,7 @@ from flowrt.base.traits import traits_of, writes
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.sched.host.arena import lay_out
-from flowrt.sched.regions.lives import Lives, find_lives
+from flowrt.sched.regions.lives import BRING, Lives, find_lives
 from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resources_of, variable_spec
 from flowrt.sched.regions.sharing import Sharing, share
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
     from flowrt.sched.devices.driver import Array, Kernel
 
-BRING = "bring"
 BYTES = Spec("uint8", (0,))
 COMPUTED_ONCE = 1 << 16  # bytes that a node makes of constants, to be computed once
 

@@ -1,8 +1,9 @@
-"""Loops and branches whose bodies are on a device: the host decides how often, the device computes each turn as one.
+"""Loops and branches whose bodies are on a device: the host decides how often, the device computes each iteration as
+one.
 
 Law: called in the device's lane, from within an issued region. A body is a region of its own, laid out and recorded as
-others are. What is carried stays on the device from turn to turn; of a condition one bool is read. Two recordings of a
-body take turns, as what one turn has made the next one takes.
+others are. What is carried stays on the device from one iteration to the next; of a condition one bool is read. Two
+recordings of a body take turns, as what one iteration has made the next one takes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import SpecError, StepCancelled
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.launch import STATUS
 from flowrt.op import lookup
 from flowrt.sched.devices.memory import Arena, DeviceArray
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 Value: TypeAlias = "DeviceArray | Array"
 Run: TypeAlias = "Callable[[BodyUnit, Sequence[Value], Array], list[Value]]"  # with the run's words
 COND = "cond"
+FIRST = 16  # rows that a stack has space for whose length is not known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,26 +97,27 @@ class Bodies:
         rows = [self._here(value, node) for value in inputs[counted + carried : counted + carried + scanned]]
         captured = list(inputs[counted + carried + scanned :])
         body, cond = self._body(attrs["body"]), None if attrs["cond"] is None else self._body(attrs["cond"])
+        length = rows[0].shape[0] if rows else attrs["limit"]
         bounds = [row.shape[0] for row in rows[:1]] + ([attrs["limit"]] if attrs["limit"] is not None else [])
         bounds += [int(self._read(inputs[0]))] if counted else []
-        turns = max(min(bounds), 0) if bounds else None
-        stacked = _Stacked(node, len(body_fetches(attrs)) - carried, self._arena)
+        most = max(min(bounds), 0) if bounds else None
+        stacks = [_Stack(node, length, self._arena) for _ in body_fetches(attrs)[carried:]]
         done = 0
-        while turns is None or done < turns:
+        while most is None or done < most:
             if words[STATUS]:
-                raise StepCancelled(f"{node.where()} was stopped after {done} turns")
+                raise StepCancelled(f"{node.where()} was stopped after {done} iterations")
             if cond is not None and not self._truth(cond([*state, *captured], words)[0]):
                 break
-            at = turns - 1 - done if attrs["reverse"] and turns is not None else done
+            at = most - 1 - done if attrs["reverse"] and most is not None else done
             answers = body([*state, *(self._row(row, at, node) for row in rows), *captured], words)
             state = answers[:carried]
-            length = rows[0].shape[0] if rows else turns
-            stacked.put(done, at if attrs["reverse"] else done, answers[carried:], length, self._here)
+            for stack, answer in zip(stacks, answers[carried:], strict=True):
+                stack.put(at if attrs["reverse"] else done, self._here(answer, node))
             done += 1
-        length = rows[0].shape[0] if rows else done if attrs["limit"] is None else attrs["limit"]
-        specs = [Spec(value.dtype, value.shape) for value in inputs]
-        made = lookup(node.op).infer(specs, attrs)[carried + 1 :] if len(body_fetches(attrs)) > carried else ()
-        return [*state, np.array(done, np.int64), *stacked.whole(made, length)]
+        specs = [value.spec if isinstance(value, DeviceArray) else spec_of(value) for value in inputs]
+        made = lookup(node.op).infer(specs, attrs)[carried + 1 :] if stacks else ()
+        whole = [stack.whole(spec, done) for stack, spec in zip(stacks, made, strict=True)]
+        return [*state, np.array(done, np.int64), *whole]
 
     def _truth(self, value: Value) -> bool:
         return bool(self._read(value))
@@ -137,35 +140,46 @@ class Bodies:
         return row
 
 
-class _Stacked:
-    """What the turns of a loop answer beyond what it carries, each as rows of one tensor."""
+class _Stack:
+    """What the iterations of a loop answer beyond what it carries, as rows of one tensor, zeros where there is none.
 
-    def __init__(self, node: PlanNode, count: int, arena: Arena) -> None:
-        self._node, self._arena = node, arena
-        self._whole: list[DeviceArray | None] = [None] * count
+    ``length`` is how many rows it has, None where that is told by the end of the loop: then there is space for twice as
+    many whenever there is none left.
+    """
 
-    def put(self, turn: int, at: int, answers: Sequence[Value], length: int | None, here: Callable[..., Any]) -> None:
-        """Put a turn's rows in their places."""
-        for number, answer in enumerate(answers):
-            row = here(answer, self._node)
-            whole = self._whole[number]
-            if whole is None:
-                assert length is not None, "loops that only a condition ends stack their rows on the host"
-                whole = self._arena.hold(np.zeros((length, *row.shape), row.dtype), self._node.where())
-                self._whole[number] = whole
-            if row.shape != whole.shape[1:]:
-                shapes = sorted({str(list(row.shape)), str(list(whole.shape[1:]))})
-                raise SpecError(f"{self._node.where()}: its turns stack rows of different shapes: {shapes}")
-            if row.nbytes:
-                copy_part(self._arena, row, 0, whole, at * row.nbytes, row.nbytes)
+    def __init__(self, node: PlanNode, length: int | None, arena: Arena) -> None:
+        self._node, self._length, self._arena = node, length, arena
+        self._rows: DeviceArray | None = None
 
-    def whole(self, specs: Sequence[Spec], length: int) -> list[DeviceArray]:
-        """The tensors; zeros where there was no turn."""
-        found = []
-        for whole, spec in zip(self._whole, specs, strict=True):
-            shape = (length, *(n or 0 for n in spec.shape[1:]))
-            found.append(whole or self._arena.hold(np.zeros(shape, spec.dtype), self._node.where()))
-        return found
+    def put(self, at: int, row: DeviceArray) -> None:
+        """Put a row in its place."""
+        rows = self._rows or self._zeros((FIRST if self._length is None else self._length, *row.shape), row.dtype)
+        if row.shape != rows.shape[1:]:
+            raise SpecError(
+                f"{self._node.where()}: its iterations stack rows of different shapes: "
+                f"{sorted({str(list(row.shape)), str(list(rows.shape[1:]))})}; carry one tensor of the largest shape, "
+                "and take parts of it, x[:n] (gradients go through that, too)"
+            )
+        self._rows = rows if at < rows.shape[0] else self._of_length(rows, 2 * at)
+        if row.nbytes:
+            copy_part(self._arena, row, 0, self._rows, at * row.nbytes, row.nbytes)
+
+    def whole(self, spec: Spec, done: int) -> DeviceArray:
+        """The tensor after so many iterations, of which inference finds ``spec``."""
+        length = done if self._length is None else self._length
+        if self._rows is None:
+            return self._zeros((length, *(n or 0 for n in spec.shape[1:])), spec.dtype)
+        return self._rows if length == self._rows.shape[0] else self._of_length(self._rows, length)
+
+    def _zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceArray:
+        return self._arena.hold(np.zeros(shape, dtype), self._node.where())
+
+    def _of_length(self, rows: DeviceArray, length: int) -> DeviceArray:
+        """The same rows with space for more, or fewer of them."""
+        made = self._arena.empty(Spec(rows.dtype, (length, *rows.shape[1:])), self._node.where())
+        if nbytes := min(rows.nbytes, made.nbytes):
+            self._arena.driver.copy(rows.storage.memory, made.storage.memory, nbytes)
+        return made
 
 
 def copy_part(arena: Arena, source: DeviceArray, start: int, target: DeviceArray, at: int, nbytes: int) -> None:

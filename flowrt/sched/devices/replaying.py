@@ -424,5 +424,5 @@ def has_bodies(node: PlanNode) -> bool:
 
 
 def may_size(array: Array) -> bool:
-    """Whether a constant may decide the size of something."""
-    return array.dtype.kind in "iu" and array.ndim <= 1
+    """Whether an array may decide the size of something: inference sees what is in it."""
+    return value_known(spec_of(array).value)

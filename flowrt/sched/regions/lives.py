@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import GraphError, SpecError
-from flowrt.base.spec import Spec, value_known
+from flowrt.base.spec import MAX_VALUE_SIZE, Spec, value_known
 from flowrt.base.traits import Arranged, is_alias, traits_of, writes
 from flowrt.op import PROGRAMS, lookup
 from flowrt.sched.regions.regions import CONSTANT, READ, Name, Region, resources_of, size_operands, variable_spec
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
 
 
+BRING = "bring"
 SMALL = 64  # bytes: a line of memory
 
 
@@ -168,7 +169,12 @@ def _infer(lives: Lives, node: PlanNode) -> tuple[Spec, ...]:
 
 
 def _shares(lives: Lives, node: PlanNode, output: Spec) -> bool:
-    """Whether the output is the first input as it lies in memory: always, or since there is nothing to do."""
+    """Whether the output is the first input as it lies in memory: always, or since there is nothing to do.
+
+    What may decide sizes stays in the host's memory, where those who infer shapes see it.
+    """
+    if node.op == BRING:
+        return output.dtype.kind in "iu" and output.rank <= 1 and output.size <= MAX_VALUE_SIZE
     traits = traits_of(node.op)
     if not traits.idle_if_alike:
         return traits.view is Arranged.RESHAPED
