@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import sub
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -248,9 +249,9 @@ class Supply:
 
         Where ``more`` is drawn soon, what is enough until then waits for that.
         """
-        if self._sent != self.given:
-            sent, spent, enough = self._sent, self.handing.spent, self._depth if more else self._enough
-            last = self._source.waits or self.handing.identity is None
+        sent, spent, enough = self._sent, self.handing.spent, self._depth if more else self._enough
+        last = self._source.waits or self.handing.identity is None
+        if sent != self.given and (last or min(map(sub, sent, spent)) < enough):
             for replica, number in enumerate(self.given):
                 if number > sent[replica] and (last or sent[replica] - spent[replica] < enough):
                     self._send(replica)

@@ -136,7 +136,7 @@ class Tally:
         self._steps += 1
         for replica, outcome in outcomes.items():
             self._replicas[replica].outcomes[outcome] += 1
-        for replica, staleness in stale.items():
+        for replica, staleness in stale.items() if any(stale.values()) else ():
             if staleness:
                 counts = self._replicas[replica]
                 counts.staleness += staleness

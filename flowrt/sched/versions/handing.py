@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from itertools import takewhile
 
 from flowrt.base.errors import InternalError
 
@@ -53,7 +54,9 @@ class Handing:
             return None
         given, spent, depth, count = self.given, self.spent, self.depth, len(self.given)
         turn = self._turn % count
-        for replicas in (range(turn, count), range(turn)):
+        if given[turn] - spent[turn] < depth and self._may_have(turn):  # as mostly
+            return turn, identity
+        for replicas in (range(turn + 1, count), range(turn)):
             for replica in replicas:
                 if given[replica] - spent[replica] < depth and self._may_have(replica):
                     return replica, identity
@@ -116,10 +119,8 @@ class Handing:
             self.spent[replica] = number
         if self.given[replica] - number < self.depth:
             self._rests = False
-        held, taken = self._held[replica], []
-        while held and (oldest := next(iter(held))) <= number:
-            taken.append(held.pop(oldest))
-        return taken
+        held = self._held[replica]
+        return [*map(held.pop, takewhile(number.__ge__, (*held,)))]
 
     def requeue(self, *identities: int) -> None:
         """Batches that were accounted for are to be used again, before new ones."""
