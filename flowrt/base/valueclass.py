@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import repeat
 from operator import attrgetter
@@ -162,23 +162,21 @@ def make_all(kind: type[T], count: int, **columns: Iterable[Any]) -> list[T]:
 
 
 def maker(kind: type[T]) -> Callable[..., T]:
-    """What makes values of a class with slots from all their fields in order, in a fifth of the time.
+    """What makes values of a class with slots from all their fields in order, in a third of the time.
 
     As by `replace`, nothing is checked. A frozen object is slow to fill: this fills another one of the same slots, and
-    makes it one of the class.
+    makes it one of the class. It is compiled, in 0.1 ms, as each call within takes as long as half of the rest.
     """
-    open_twin: Any = None  # until somebody makes one
-
-    def make(*values: Any) -> Any:
-        nonlocal open_twin
-        if open_twin is None:
-            names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-            open_twin = make_dataclass(f"Open{kind.__name__}", names, eq=False, repr=False, slots=True)
-        made = open_twin(*values)
-        made.__class__ = kind
-        return made
-
-    return make
+    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    known: dict[str, Any] = {"__new__": object.__new__, "__kind__": kind}
+    known["__twin__"] = type(f"Open{kind.__name__}", (), {"__slots__": names})
+    body = "; ".join(f"__made__.{name} = {name}" for name in names)
+    exec(
+        f"def make({', '.join(names)}):\n __made__ = __new__(__twin__)\n {body}\n"
+        " __made__.__class__ = __kind__\n return __made__",
+        known,
+    )
+    return known["make"]  # type: ignore[no-any-return]
 
 
 def put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
