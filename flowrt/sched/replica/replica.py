@@ -323,9 +323,12 @@ class Replica:
         return batch
 
     def _compute(self, version: int, batch: Sequence[Any] | Unread) -> None:
-        role = self.role
+        role, told, asking = self.role, self._values, self._asking
+        if asking is not None:
+            told = [[*values, *asking.rows_of(server)] for server, values in enumerate(told)]
         try:
-            feeds = self._feeds(_read(batch))
+            values = _read(batch)
+            feeds = [values[i] if server < 0 else told[server][i] for server, i in role.feeds]
         except Exception as error:
             self._fail(version, error)
             return
@@ -342,14 +345,8 @@ class Replica:
             self._pulse.start()
             self.watch.leave()
             self.task.add_done_callback(self._ended)
-            if self._asking is not None:
-                self._asking.say()
-
-    def _feeds(self, batch: Sequence[Any]) -> list[Any]:
-        told = self._values
-        if self._asking is not None:
-            told = [[*values, *self._asking.rows_of(server)] for server, values in enumerate(told)]
-        return [batch[i] if server < 0 else told[server][i] for server, i in self.role.feeds]
+            if asking is not None:
+                asking.say()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.task = None
@@ -363,7 +360,7 @@ class Replica:
         self._done, ready = version, self._announce(self._used)
         times = self.watch.post(at_once=self.task is None)
         wants = self._nothing if self._asking is None else self._asking.with_update()
-        self._posted = posted = list[Update]()
+        posted: list[Update] = []
         for places, checks, wanted in zip(role.parts, role.finite, wants, strict=True):
             finite = all(map(made.__getitem__, checks))
             parts = [made[place] for place in places] if finite else []
@@ -371,6 +368,7 @@ class Replica:
             own = (role.run, version, role.replica, ready, bundled(parts))
             posted.append(make_update(*own, told, wanted, times, finite, samples, square))
             told, times = (), b""  # which are for server 0
+        self._posted = posted
         for server, update in enumerate(posted):
             self.way.post(role.servers[server], update)
             if self._at[server] > version:  # told meanwhile

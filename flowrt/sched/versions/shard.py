@@ -139,9 +139,9 @@ class Shard(Generic[Update]):
         counts = replace(self.counts, applied=self.counts.applied + 1)
         if not self.staleness:
             none: tuple[Update | None, ...] = (None,) * len(self.held)
-            old, refused = (version,) * len(none), frozenset[int]()
+            old = (version,) * len(none)
             return replace(
-                self, held=none, computed=old, version=version + 1, refused=refused, taken=None, counts=counts
+                self, held=none, computed=old, version=version + 1, refused=frozenset(), taken=None, counts=counts
             )
         held = tuple(
             None if computed < oldest or replica in taken else update
