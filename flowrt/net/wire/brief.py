@@ -61,32 +61,32 @@ def tail(arrays: Sequence[Any], limits: Limits = FRAME, few: int = _JOINED) -> T
     """
     if not arrays:
         return _NOTHING
-    table, nbytes = b"", 0
+    table, nbytes, count = b"", 0, len(arrays)
     for array in arrays:
         entry = _entry(array.dtype, array.shape) if type(array) is np.ndarray and array.flags.c_contiguous else None
         if entry is None:
             return None
         table += entry
         nbytes += array.nbytes
-    if len(arrays) > limits.arrays or nbytes > limits.array_bytes:
+    if count > limits.arrays or nbytes > limits.array_bytes:
         return None
     if nbytes <= few:
-        return len(arrays), len(table), b"".join([table, *map(np.ndarray.tobytes, arrays)]), []
+        data = arrays[0].tobytes() if count == 1 else b"".join(map(np.ndarray.tobytes, arrays))
+        return count, len(table), table + data, []
     return len(arrays), len(table), table, [*map(codec.bytes_of, arrays)]
 
 
 def frame(head: bytes, arrays: Sequence[Any], limits: Limits = FRAME) -> list[bytes | memoryview] | None:
     """As `frames.frame`; None for what is beyond ``limits`` or no array in order, which is others' to judge."""
-    behind = tail(arrays, limits)
-    return None if behind is None else with_tail(head, behind)
+    return with_tail(head, tail(arrays, limits))
 
 
-def with_tail(head: bytes, behind: Tail) -> list[bytes | memoryview] | None:
+def with_tail(head: bytes, behind: Tail | None) -> list[bytes | memoryview] | None:
     """As `frame`, with arrays of which several frames may be made."""
-    count, described, joined, pieces = behind
     size = len(head)
-    if size > _MOST:
+    if behind is None or size > _MOST:
         return None
+    count, described, joined, pieces = behind
     return [_FRAME.pack(_START.size + size + described, BEGINS, size, count) + head + joined, *pieces]
 
 
@@ -127,10 +127,11 @@ def decode_whole(window: memoryview, at: int, end: int, allocate: Allocate) -> t
     """
     try:
         length, _, size, count = _FRAME.unpack_from(window, at)
-        table, behind = at + _FRAME.size + size, at + _PREFIX + length
-        if length > WHOLE.header or count > WHOLE.arrays or table > behind or behind > end:
+        behind = at + _PREFIX + length
+        if length > WHOLE.header or count > WHOLE.arrays or _START.size + size > length or behind > end:
             return None
-        layouts, nbytes = _known(bytes(window[table:behind]), count)
+        header = bytes(window[at + _FRAME.size : behind])  # but for its start
+        layouts, nbytes = _known(header[size:], count)
         if behind + nbytes > end:
             return (None, behind + nbytes) if behind + nbytes - at <= len(window) else None
         arrays = []
@@ -143,7 +144,7 @@ def decode_whole(window: memoryview, at: int, end: int, allocate: Allocate) -> t
                 arrays[-1][...] = sent
     except Exception:  # whatever it is, the survey says it by name
         return None
-    return _make_brief(Brief, (bytes(window[at + _FRAME.size : table]), tuple(arrays))), behind + nbytes
+    return _make_brief(Brief, (header[:size], tuple(arrays))), behind + nbytes
 
 
 def _lengths(header: bytes) -> tuple[int, int]:

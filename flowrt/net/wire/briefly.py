@@ -74,7 +74,7 @@ def _write_update(update: Update) -> Pieces | None:
     for number, values in wants:
         head += _WANT.pack(number, len(values))
         arrays = (*arrays, *values)
-    return brief.frame(head + _FLOATS[len(told)].pack(*told) + times, arrays)
+    return brief.with_tail(head + _FLOATS[len(told)].pack(*told) + times, brief.tail(arrays))
 
 
 def _read_update(head: bytes, arrays: tuple[Any, ...]) -> Update:
@@ -123,7 +123,7 @@ def _write_version(version: NewVersion) -> Pieces | None:
         len(version.values),
     )
     behind = brief.tail(version.values + version.rows) if version.rows else _tail_of(version.values)
-    return None if behind is None else brief.with_tail(head, behind)
+    return brief.with_tail(head, behind)
 
 
 def _read_version(head: bytes, arrays: tuple[Any, ...]) -> NewVersion:

@@ -227,9 +227,13 @@ class FrameReader:
 
         Else nothing is done, and `buffer_updated` is to be told of them.
         """
+        window, begin = self._window, _PREFIX.size
         if self._end or self._header is not None or self.ended or not self._roomy:
             return None
-        whole = self._whole(0, count)
+        if count > begin and window[begin] == brief.BEGINS:  # as mostly
+            whole = brief.decode_whole(window, 0, count, self._allocate)
+        else:
+            whole = self._whole(0, count)
         return None if whole is None or whole[1] != count else whole[0]
 
     def _whole(self, at: int, end: int) -> tuple[Message, int] | None:
