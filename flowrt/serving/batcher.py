@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from flowrt.base.errors import (
     WouldBlock,
     user_site,
 )
+from flowrt.sched.host.lanes import Lanes
 from flowrt.sched.host.queues import Queue
 from flowrt.serving.batching import Batching, Forming
 from flowrt.serving.joining import Array, cut, joined, size_of
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from flowrt.session.options import Options
     from flowrt.session.step import CompiledStep
 
+T = TypeVar("T")
+LARGE = 1 << 20  # bytes that others would wait for, were they copied on the event loop
 _log = logging.getLogger(__name__)
 
 
@@ -78,6 +81,7 @@ class Batcher:
         self._queue = Queue(f"requests of {model.name}", batching.max_waiting)
         self._forming: Forming[Request] = Forming(batching.max_batch, batching.max_delay)
         self._running: tuple[Sequence[Request], asyncio.Timeout] | None = None
+        self._lane = Lanes(1, "joining")
 
     async def serve(self, ready: asyncio.Future[None]) -> None:
         """Open a session, tell who waits that it is ``ready`` or why it is not, and answer until `close`."""
@@ -98,6 +102,7 @@ class Batcher:
                 raise
         finally:
             self._queue.close(cancel_pending_enqueues=True)
+            self._lane.close()
 
     def close(self) -> None:
         """Let nothing more in; what is waiting is answered."""
@@ -218,8 +223,10 @@ class Batcher:
         self.metrics.note_run(len(batch), sum(rows or 1 for rows in sizes))
         if None in sizes:
             return [[np.asarray(output) for output in await step(*inputs[0])]]
-        runs = [(await step(*arrays), len(arrays[0]), rows) for arrays, rows in joined(inputs, self.batching.max_batch)]
-        return cut(runs, [rows for rows in sizes if rows is not None])
+        beside = self._lane.run if sum(request.nbytes for request in batch) > LARGE else _at_once
+        pieces = await beside(lambda: list(joined(inputs, self.batching.max_batch)))
+        runs = [(await step(*arrays), len(arrays[0]), rows) for arrays, rows in pieces]
+        return await beside(cut, runs, [rows for rows in sizes if rows is not None])
 
     async def _warm(self, step: CompiledStep) -> None:
         """Run each size once, so that nobody waits for kernels, and see that rows do not hang on one another."""
@@ -248,6 +255,10 @@ class Batcher:
                     f"the model {self.model.name!r}: a row of {name!r} hangs on the others that run with it, as where "
                     "a mean over the batch is taken; serve it with max_batch=1, so that each request runs alone"
                 )
+
+
+async def _at_once(function: Callable[..., T], *arguments: Any) -> T:
+    return function(*arguments)
 
 
 def outcome(error: BaseException) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving_world import X, doubling, frozen, until
+from serving_world import Held, X, doubling, frozen, until
 
 import flowrt as fr
 from flowrt.base.errors import ClosedError, FeedError, FlowrtError, GraphError, StepTimeout, WouldBlock
-from flowrt.serving.batcher import Batcher
+from flowrt.serving import batcher as batcher_module
+from flowrt.serving.batcher import LARGE, Batcher
 from flowrt.serving.batching import Batching
 from flowrt.serving.endpoint import Endpoint
 
@@ -51,6 +52,21 @@ async def test_requests_that_come_together_run_together_and_each_gets_its_own_ro
         assert dict(batcher.metrics.sizes) == {4: 1}
     for part, answer in zip(parts, answers, strict=True):
         np.testing.assert_array_equal(answer["y"], part * 2 + 1)
+
+
+@pytest.mark.parametrize("part", ["joined", "cut"])
+async def test_large_requests_are_put_together_and_apart_beside_the_event_loop(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(getattr(batcher_module, part))
+    monkeypatch.setattr(batcher_module, part, held)
+    rows = np.zeros((LARGE // X[:1].nbytes, 8), "float32")
+    async with batcher_of(doubling(), max_batch=2 * len(rows), max_delay=LONG) as batcher, asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(batcher.infer({"x": rows})) for _ in range(2)]
+        await until(held.called.is_set)
+        held.may.set()  # which the event loop comes to
+    for task in asked:
+        np.testing.assert_array_equal(task.result()["y"], rows + 1)
 
 
 async def test_what_others_hold_does_not_matter_to_the_bit() -> None:

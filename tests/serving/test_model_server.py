@@ -6,14 +6,13 @@ import asyncio
 import gzip
 import json
 import logging
-import threading
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
-from serving_world import X, asking, client_of, doubling, frozen, serving, until
+from serving_world import Held, X, asking, client_of, doubling, frozen, serving, until
 from yarl import URL
 
 import flowrt as fr
@@ -290,18 +289,6 @@ async def test_a_newer_file_is_served_without_a_lost_request(tmp_path: Path) -> 
         assert (await client.get(f"/v2/models/m/versions/{newer.version}"))[0] == 200
         assert (await client.get(f"/v2/models/m/versions/{first}"))[0] == 404
         assert set(server.endpoints["m"].metrics.ended) == {"ok"}
-
-
-class Held:
-    """What does what ``function`` does, once it may; meanwhile others are told that it was called."""
-
-    def __init__(self, function: Any) -> None:
-        self._function, self.called, self.may = function, threading.Event(), threading.Event()
-
-    def __call__(self, *arguments: Any) -> Any:
-        self.called.set()
-        assert self.may.wait(30), "it holds the event loop"
-        return self._function(*arguments)
 
 
 @pytest.mark.parametrize("part", ["read", "written"])

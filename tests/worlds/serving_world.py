@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -52,6 +53,18 @@ async def until(true: Callable[[], bool]) -> None:
     """Let others go on until something is so."""
     while not true():  # noqa: ASYNC110
         await asyncio.sleep(0)
+
+
+class Held:
+    """What does what ``function`` does, once it may; meanwhile others are told that it was called."""
+
+    def __init__(self, function: Any) -> None:
+        self._function, self.called, self.may = function, threading.Event(), threading.Event()
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.called.set()
+        assert self.may.wait(30), "it holds the event loop"
+        return self._function(*arguments)
 
 
 class Client:
