@@ -117,6 +117,24 @@ def test_everything_that_cannot_be_read_is_told_at_once() -> None:
     assert "else.where" in told
 
 
+def test_operators_that_nothing_computes_are_told_though_what_they_take_is_not_read_either() -> None:
+    nodes = [
+        helper.make_node("StringNormalizer", ["x"], ["a"], name="first"),
+        helper.make_node("Relu", ["a"], ["b"], name="known"),
+        helper.make_node("StringConcat", ["b", "b"], ["c"], name="second"),
+        helper.make_node("Bogus", ["c"], ["d"], name="third"),
+        helper.make_node("Custom", ["d"], ["e"], name="fourth", domain="else.where"),
+    ]
+    with pytest.raises(fr.GraphError) as error:
+        fr.onnx.load(model_of(nodes, {"x": ("float32", (2,))}, ["e"]))
+    assert str(error.value).splitlines()[1:] == [
+        "  StringNormalizer 'first': flowrt has nothing that computes it",
+        "  StringConcat 'second': flowrt has nothing that computes it",
+        "  Bogus 'third': opset 21 has no such operator",
+        "  Custom 'fourth': operators of else.where are not supported",
+    ]
+
+
 def test_what_would_have_to_be_known_is_asked_for_and_given_as_an_array() -> None:
     node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
     model = model_of([node], {"x": ("float32", (2, 3)), "axes": ("int64", (1,))}, ["y"])

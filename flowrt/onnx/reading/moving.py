@@ -150,7 +150,7 @@ def _stretch(first: Any, last: Any, step: int) -> slice:
 def expand(call: NodeCall) -> Value:
     target = call[1]
     sizes = known(target)
-    if sizes is not None and not hasattr(call[0], "builder"):
+    if sizes is not None and not isinstance(call[0], Tensor):
         return fr.broadcast_to(call[0], np.broadcast_shapes(call.shape(0), tuple(int(n) for n in sizes)))
     dims, told = call.spec(0).dims, described(target)
     count = (told.dims or (None,))[0]
@@ -176,7 +176,7 @@ def expand(call: NodeCall) -> Value:
 
 def vector(sizes: Sequence[Any]) -> Any:
     """Sizes as what ops take for a shape: a list where all are known, else a tensor."""
-    return fr.stack(list(sizes)) if any(hasattr(n, "builder") for n in sizes) else [int(n) for n in sizes]
+    return fr.stack(list(sizes)) if any(isinstance(n, Tensor) for n in sizes) else [int(n) for n in sizes]
 
 
 @reads("Tile")
@@ -366,10 +366,10 @@ def pad(call: NodeCall) -> Value:
     if mode != "constant":
         return _from_inside(x, pairs, str(mode))
     value = np.zeros(1, call.spec(0).dtype) if call[2] is None else call.known(2, "the value of what is padded")
-    number = value.reshape(-1)[0] if value is not None and value.size else 0
+    number = value.reshape(-1)[0].item() if value is not None and value.size else 0
     if call.spec(0).dtype == np.bool_:
         return fr.not_equal(fr.pad(fr.astype(x, "uint8"), pairs, int(number)), np.uint8(0))
-    return fr.pad(x, pairs, number.item() if hasattr(number, "item") else number)
+    return fr.pad(x, pairs, number)
 
 
 def _from_inside(x: Value, pairs: list[tuple[int, int]], mode: str) -> Value:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import flowrt.ops as fr
+from flowrt.graph import Tensor
 from flowrt.onnx.reading.elementwise import channels_first
 from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, reads
 from flowrt.ops.inference import described
@@ -35,7 +36,7 @@ def batch_normalization(call: NodeCall) -> Any:
         return _in_training(call, epsilon)
     factor = fr.multiply(scale, fr.rsqrt(fr.add(variance, epsilon)))
     shift = fr.subtract(offset, fr.multiply(mean, factor))
-    images = call.reader.channels_last.get(x) if hasattr(x, "builder") else None
+    images = call.reader.channels_last.get(x) if isinstance(x, Tensor) else None
     if images is not None:
         return channels_first(call, fr.add(fr.multiply(images, factor), shift))
     return fr.add(fr.multiply(x, _of_channels(factor, rank)), _of_channels(shift, rank))

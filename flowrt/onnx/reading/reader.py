@@ -35,6 +35,7 @@ READERS: dict[str, Function] = {}
 MOST_NESTED = 64  # functions in functions, and bodies in bodies
 MOST_REFUSED = 1000  # nodes that are told
 MOST_NODES = 1 << 17  # read in all: of functions that use others twice there are soon more than anybody waits for
+NOTHING = "flowrt has nothing that computes it"
 DAMAGED = (ValueError, LookupError, TypeError, ArithmeticError, MemoryError)
 """What reading a node that is not what its operator takes may come to."""
 
@@ -224,6 +225,7 @@ class ModelReader:
             if missing:
                 raise Unreadable(f"nothing makes its input {missing[0]!r}")
             if any(value is UNREAD for value in inputs):
+                self._check_there_is(node)
                 return []
             with _scope(node):
                 found = self._apply(node, inputs, self._attributes(node, given), values)
@@ -259,10 +261,7 @@ class ModelReader:
         local = self.functions.get((domain_of(node), node.op_type))
         if local is not None:
             return self._function(local, inputs, {**{a.name: a for a in local.attribute_proto}, **attrs})
-        if domain_of(node):
-            raise Unreadable(f"operators of {node.domain} are not supported")
-        opset = self.opsets[""]
-        schema = _schema(node.op_type, opset)
+        schema, opset = self._check_there_is(node), self.opsets[""]
         _check_form(schema, opset, inputs, attrs)
         call = NodeCall(self, node, inputs, attrs)
         if node.op_type in BODIED:
@@ -270,6 +269,18 @@ class ModelReader:
         if node.op_type in READERS:
             return READERS[node.op_type](call)
         return self._composed(call, schema)
+
+    def _check_there_is(self, node: Any) -> Any:
+        """What ONNX says of an operator; raises `Unreadable` where nothing here computes it, whatever it takes."""
+        if (domain_of(node), node.op_type) in self.functions:
+            return None
+        if domain_of(node):
+            raise Unreadable(f"operators of {node.domain} are not supported")
+        schema = _schema(node.op_type, self.opsets[""])
+        composed = schema.has_function or schema.has_context_dependent_function
+        if not composed and node.op_type not in BODIED and node.op_type not in READERS:
+            raise Unreadable(NOTHING)
+        return schema
 
     def _composed(self, call: NodeCall, schema: Any) -> Any:
         """What an op answers that ONNX composes of others."""
@@ -285,7 +296,7 @@ class ModelReader:
             compose = schema.get_context_dependent_function_with_opset_version
             found = compose(version, call.resolved().SerializeToString(), types) if version else None
         if not found:
-            raise Unreadable("flowrt has nothing that computes it")
+            raise Unreadable(NOTHING)
         function = onnx.FunctionProto()
         function.ParseFromString(found)
         usual = {name: kind.default_value for name, kind in schema.attributes.items() if kind.default_value.name}

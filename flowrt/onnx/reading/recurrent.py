@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import flowrt.ops as fr
+from flowrt.graph import Tensor
 from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, reads
 from flowrt.ops.inference import described
 
@@ -87,7 +88,7 @@ class _Recurrent:
         value = self.call[index]
         if value is None:
             batch = fr.shape_of(self.x)[1]
-            sizes = fr.stack([batch, self.units]) if hasattr(batch, "builder") else (int(batch), self.units)
+            sizes = fr.stack([batch, self.units]) if isinstance(batch, Tensor) else (int(batch), self.units)
             return fr.zeros(sizes, described(self.x).dtype.name)
         return self._of(fr.transpose(value, (1, 0, 2)) if self.batched else value, n)
 
