@@ -110,8 +110,9 @@ class EventFile:
 
     def put(self, add: Callable[[Any], object], step: int, nbytes: int = 1024) -> None:
         """Note what is to be written. From any thread."""
-        self.check_open()
+        self.check_open()  # before the lock, which a fork may have left held
         with self._lock:
+            self.check_open()  # the thread looks at what waits once more after `close`
             fits = not self._held or self._held + nbytes <= self._most
             if fits:
                 self._held += nbytes
@@ -123,7 +124,7 @@ class EventFile:
 
     def when_written(self, tell: Callable[[str | None], None]) -> None:
         """Have ``tell`` be called, in the thread, once all that was put is written, or with why it is not."""
-        self.check_open()  # before the lock, which a fork may have left held
+        self.check_open()
         with self._lock:
             self.check_open()
             self._asking.append(tell)

@@ -284,6 +284,28 @@ def test_a_closed_writer_says_so_and_closes_once(tmp_path: Path) -> None:
     assert "flowrt-summaries" not in [thread.name for thread in threading.enumerate()]
 
 
+class ClosesFirst:
+    """A lock that the thread which ends the writer has before anybody else."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._lock = file, file._lock
+
+    def __enter__(self) -> None:
+        self._file._lock = self._lock
+        self._file.close()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_what_is_told_while_another_thread_closes_is_written_or_refused(tmp_path: Path) -> None:
+    writer = fr.summary.Writer(tmp_path)
+    writer._file._lock = ClosesFirst(writer._file)  # type: ignore[assignment]
+    with pytest.raises(fr.ClosedError, match="the writer is closed"):
+        writer.scalar("a", 1, 0)
+
+
 def test_a_writer_that_nobody_holds_has_written_all(tmp_path: Path) -> None:
     fr.summary.Writer(tmp_path, flush_seconds=60).scalar("loss", 1, 1)
     assert Board(tmp_path).scalars("loss") == {1: 1}
