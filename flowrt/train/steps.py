@@ -17,7 +17,7 @@ from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flowrt.base.errors import ClosedError, FlowrtError, GraphError, LedgerError, user_site
+from flowrt.base.errors import ClosedError, FlowrtError, GraphError, LedgerError, NodeLost, user_site
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, shorten
 from flowrt.base.valueclass import maker, valueclass
@@ -273,6 +273,8 @@ class Steps:
                 way = self._go_on_without(lost)
             elif checkpoints is not None:
                 way = self._go_back(lost, checkpoints)
+            elif isinstance(error, NodeLost):
+                raise NodeLost(f"{error}; with fr.Checkpoints of the session, or copies=2, training goes on") from error
             else:
                 raise error
             try:
