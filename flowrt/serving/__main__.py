@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.errors import AuthenticationError, FlowrtError, GraphError
 from flowrt.net.door.addresses import is_loopback
+from flowrt.net.door.descriptors import take_descriptors
 from flowrt.net.door.tls import Keys
 from flowrt.net.door.tokens import load_token
 from flowrt.serving.batching import Batching
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal; answers the exit code."""
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(message)s")
+    take_descriptors()  # each client has one
     try:
         server = _server(given)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -68,12 +68,19 @@ async def test_a_cluster_without_descriptors_says_so(monkeypatch: pytest.MonkeyP
             pass
 
 
-def test_a_node_takes_as_many_descriptors_as_it_may_have() -> None:
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("flowrt.worker", ["--job=worker", "--bind=127.0.0.1:0", "--task=0", "--import=nobody"]),
+        ("flowrt.serving.__main__", ["no file"]),
+    ],
+)
+def test_who_is_connected_to_many_takes_as_many_descriptors_as_it_may_have(module: str, arguments: list[str]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     program = (
-        "import resource, flowrt.worker as worker\n"
+        f"import resource, {module} as program\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (64, {most}))\n"
-        "assert worker.main(['--job=worker', '--bind=127.0.0.1:0', '--task=0', '--import=nobody']) == 2\n"
+        f"assert program.main({arguments}) == 2\n"
         f"assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == {most}\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, stderr=subprocess.DEVNULL)
