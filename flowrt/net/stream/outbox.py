@@ -47,6 +47,7 @@ class Outbox:
         self._left: Iterator[Piece] = iter(())  # what is still to be written of the current one
         self._waiting: deque[Outgoing] = deque()
         self.blocked = False
+        self.idle = True  # nothing was begun or waits, so that a frame that is put now is written now
         self.drained = asyncio.Event()  # nothing waits, and the kernel took everything
         self.drained.set()
 
@@ -54,19 +55,15 @@ class Outbox:
         """How many frames were begun or wait."""
         return len(self._waiting) + (self._current is not None)
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing was begun or waits, so that a frame that is put now is written now."""
-        return self._current is None and not self.blocked and not self._waiting
-
     def pause(self) -> None:
         """The kernel has not taken all that was written."""
-        self.blocked = True
+        self.blocked, self.idle = True, False
         self.drained.clear()
 
     def put(self, frame: Outgoing) -> None:
         """Write a frame when its turn comes, which may be now."""
         self._waiting.append(frame)
+        self.idle = False
         if self._current is None and not self.blocked:
             self.go_on()
         else:
@@ -76,6 +73,7 @@ class Outbox:
         """Write until the kernel takes no more. A transport that is closing takes all and sends nothing."""
         while not self.blocked:
             if self._current is None and not self._begin_next():
+                self.idle = True
                 self.drained.set()
                 return
             for piece in self._left:
@@ -103,6 +101,7 @@ class Outbox:
         for frame in self._waiting:
             frame.settle()
         self._waiting.clear()
+        self.idle = not self.blocked
         self.drained.set()
 
     def _begin_next(self) -> bool:
