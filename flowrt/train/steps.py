@@ -401,14 +401,14 @@ class Steps:
         if self._ledger is not None:
             self._ledger.made(report)
         tally, supply, each = self._trainer.tally, self._supply, self._each
-        requeue = self._trainer.late == "requeue"
+        requeue, identities = self._trainer.late == "requeue", report.identities
         outcomes: dict[int, Outcome] = {}
         batches: dict[int, Sequence[int]] = {}
         stale: dict[int, int] = {}
         for place, (replica, batch, code, seconds, staleness) in enumerate(report.receipts):
             became = outcomes[replica] = OUTCOMES[code]
             spent: Sequence[int] = supply.spend(replica, batch * each, again=requeue and became in AGAIN)
-            batches[replica] = spent = report.identities[place] if report.identities else spent
+            batches[replica] = spent = identities[place] if identities else spent
             if self._detached:
                 self._next_identity = max(self._next_identity, *(1 + identity for identity in spent), 0)
             if seconds >= 0:

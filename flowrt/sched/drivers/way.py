@@ -63,8 +63,8 @@ class Way:
     def post(self, peer: str, message: Any) -> None:
         """Send a message, if there is a way to send it by: who is told that it broke posts again."""
         if self.striking is None:
-            noted = None if self.host.tracer is None else self.noting
-            (noted or self.send)(peer, self.epoch, message)
+            send = self.send if self.host.tracer is None else self.noting or self.send
+            send(peer, self.epoch, message)
         else:
             self.striking.push(message, lambda: self.send(peer, self.epoch, message))
 

@@ -283,13 +283,15 @@ class Memory:
                 held = self._held + nbytes
                 if limit is not None and held + self._spare > limit:
                     return False
-                self._peak = max(self._peak, held)
+                if held > self._peak:
+                    self._peak = held
             self._held = held
         return True
 
     def _settle(self) -> None:
-        while self._dead:
-            held = self._dead.popleft()
+        dead = self._dead
+        while dead:
+            held = dead.popleft()
             del self._alive[id(held)]
             self._held -= held.nbytes
         while self._gone:

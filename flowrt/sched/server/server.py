@@ -425,10 +425,7 @@ class Server:
         told, role, at = self._told[replica], self.role, self._at
         if not told.listens or told.lost or told.newest >= at or len(told.waiting) >= AHEAD:
             return
-        if role.staleness and not self._may_gather:
-            return  # it is told the next one
-        may_count = at - told.newest <= role.staleness  # what it does, if it does anything
-        if may_count and not told.asks and (told.waiting or self._is_under_way(replica)):
+        if role.staleness and not self._may_be_told(replica, told):
             return
         told.newest, told.asks = at, False
         told.waiting[at] = self.way.clock()
@@ -436,6 +433,13 @@ class Server:
         number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, at)
         told_now = make_version(role.run, at, role.server, replica, *booked, self._values, number, rows)
         self.way.post(role.replicas[replica], told_now)
+
+    def _may_be_told(self, replica: int, told: _Told) -> bool:
+        """Whether a replica is told of the newest version rather than of the next one, where updates may be stale."""
+        if not self._may_gather:
+            return False
+        may_count = self._at - told.newest <= self.role.staleness  # what it does, if it does anything
+        return not may_count or told.asks or not (told.waiting or self._is_under_way(replica))
 
     def _is_under_way(self, replica: int) -> bool:
         """Whether an update of a replica is here that may yet count: server 0 knows, others believe it."""

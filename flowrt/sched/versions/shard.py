@@ -211,7 +211,10 @@ class Untold(Generic[Update]):
 
     def expects(self, version: int, replica: int) -> bool:
         """As `Shard.expects`."""
-        return (self.told() if replica in self._fresh else self._of).expects(version, replica)
+        of = self._of if replica not in self._fresh else self.told()
+        if version == of.version and of.taken is None and 0 <= replica < len(of.computed):  # as mostly
+            return of.computed[replica] < version
+        return of.expects(version, replica)
 
     def keep(self, version: int, replica: int, update: Update, finite: bool) -> Verdict:
         """As `Shard.keep`."""
