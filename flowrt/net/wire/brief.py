@@ -25,14 +25,16 @@ from flowrt.base.errors import BrokenStream, SpecError
 BEGINS = 0xC1
 _FRAME = struct.Struct("<IBHH")  # a length, and the begin of a header
 _START = struct.Struct("<BHH")
-_PREFIX = _FRAME.size - _START.size
+_BEGIN, _HEAD = _START.size, _FRAME.size  # how far the head is from the header's begin, and the frame's
+_PREFIX = _HEAD - _BEGIN
 _MOST = 1 << 10  # bytes of a head
 _CODE = 3  # bytes of a dtype in the description of an array
 _JOINED = 1 << 14  # bytes of arrays that are cheaper to copy behind the header than to hand on one by one
 _UNCOUNTED = 1 << 12  # bytes from which on memory is counted, so that it is to be asked for
 _KEPT = 64  # tables of descriptions, each shorter than such a header
 # What `decode_whole` stays within: its arrays lie in the window that is decoded.
-WHOLE = Limits(header=1 << 15, arrays=FRAME.arrays, array_bytes=codec.WHOLE.array_bytes)
+_LONGEST = 1 << 15
+WHOLE = Limits(header=_LONGEST, arrays=FRAME.arrays, array_bytes=codec.WHOLE.array_bytes)
 
 
 class Brief(NamedTuple):
@@ -128,9 +130,9 @@ def decode_whole(window: memoryview, at: int, end: int, allocate: Allocate) -> t
     try:
         length, _, size, count = _FRAME.unpack_from(window, at)
         behind = at + _PREFIX + length
-        if length > WHOLE.header or count > WHOLE.arrays or _START.size + size > length or behind > end:
+        if length > _LONGEST or _BEGIN + size > length or behind > end:
             return None
-        header = bytes(window[at + _FRAME.size : behind])  # but for its start
+        header = bytes(window[at + _HEAD : behind])  # but for its start
         layouts, nbytes = _known(header[size:], count)
         if behind + nbytes > end:
             return (None, behind + nbytes) if behind + nbytes - at <= len(window) else None
@@ -158,6 +160,8 @@ def _lengths(header: bytes) -> tuple[int, int]:
 @lru_cache(_KEPT)
 def _known(table: bytes, count: int) -> tuple[tuple[tuple[np.dtype[Any], tuple[int, ...], int], ...], int]:
     """Dtype, shape and place, in bytes, of the arrays of a short table, and how many bytes they are."""
+    if count > WHOLE.arrays:
+        raise BrokenStream(f"the header describes {count} arrays, over the limit of {WHOLE.arrays}")
     layouts = _known_layouts(table, count, WHOLE.rank)
     codec.check_sizes(layouts, FRAME)
     sizes = [codec.nbytes(layout) for layout in layouts]
