@@ -72,9 +72,6 @@ class Forming(Generic[T]):
         self._full: list[list[T]] = []
         self._forming: dict[Hashable, list[T]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._full or self._forming)
-
     def add(self, request: T) -> None:
         """Have it run soon."""
         if request.rows is None:

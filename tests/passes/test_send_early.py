@@ -136,6 +136,19 @@ def test_a_variable_that_both_sides_read_would_be_copied(size: int, lead: int) -
     assert sends(made)["sent"] == lead
 
 
+@pytest.mark.parametrize(("count", "lead"), [(1, 0), (2, 1)])
+def test_several_values_go_ahead_where_it_takes_long_to_send_them_all(count: int, lead: int) -> None:
+    with fr.Graph():
+        with fr.device(str(HERE)):
+            x = fr.Variable(np.ones((400, 400), np.float32), name="x")  # 0.64 ms of the way
+            made = [fr.matmul(x, x, transpose_a=n == 1, name=f"sent{n}") for n in range(count)]
+            other = fr.matmul(made[-1], made[-1], name="other")
+        with fr.device(str(THERE)):
+            ends = [fr.sum(value, name=f"far{n}") for n, value in enumerate(made)]
+    found = sends(early(ends, [other.op], measured={"other": 5e-3}))
+    assert found == {f"sent{n}": lead for n in range(count)}
+
+
 def test_what_is_added_to_a_variable_comes_later_than_what_is_sent() -> None:
     far, updates = _training(lambda w, gradient: w.assign_sub(gradient))
     made = early([far], updates, measured={"*": 1e-2}, fusible=fusible)

@@ -67,7 +67,9 @@ def test_few_numbers_are_widened_before_any_step_and_integers_are_left_alone() -
     nodes = plan_of([places]).nodes
     assert counted(nodes)["astype"] == 3  # of x, of the product, and of the product again
     constants = [node.attrs["value"] for node in nodes if node.op == "constant"]
-    assert np.float32(3) in [value for value in constants if value.dtype == np.float32]
+    (three,) = (value for value in constants if value.dtype == np.float32)
+    assert three == 3
+    assert not three.flags.writeable
 
 
 def test_bodies_are_widened_with_effects_too() -> None:
@@ -88,6 +90,21 @@ def test_bodies_are_widened_with_effects_too() -> None:
                 assert not any(is_half(spec.dtype) for spec in node.outputs)
                 checked += 1
     assert checked >= 5
+
+
+def test_bodies_are_widened_where_nothing_around_them_is_of_16_bits() -> None:
+    def inner(i: Any, s: Any) -> Any:
+        return i + 1, fr.astype(fr.exp(fr.astype(s, "bfloat16")), "float32")
+
+    def outer(i: Any, s: Any) -> Any:
+        return i + 1, fr.while_loop(lambda j, t: j < 2, inner, [np.int64(0), s])[1]
+
+    for body in (inner, outer):
+        with fr.Graph():
+            x = fr.placeholder("float32", (3,))
+            y = fr.while_loop(lambda i, s: i < 3, body, [np.int64(0), x])[1]
+        made = [node for node in _all_nodes(plan_of([y], optimize=False)) if node.op == "exp"]
+        assert [node.outputs[0].dtype for node in made] == ["float32"]
 
 
 def _all_nodes(plan: Plan) -> list[PlanNode]:

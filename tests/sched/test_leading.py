@@ -79,6 +79,15 @@ def test_sends_of_one_lead_go_together() -> None:
     assert tapes(make.plan(late)) == [(0, 1), (2,)]
 
 
+def test_one_of_several_values_that_a_node_makes_may_lead() -> None:
+    make = PlanMaker()
+    x = make.feed("float32", (2,))
+    other = make.node("exp", x)  # 0
+    mean = make.node("moments", x)  # 1, and the variance behind it
+    send(make, mean + 1, lead=1)
+    assert tapes(make.plan(other, mean)) == [(1,), (0,)]
+
+
 def test_a_constant_is_in_every_part_that_reads_it() -> None:
     make = PlanMaker()
     x = make.feed("float32", (2,))

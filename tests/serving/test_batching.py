@@ -29,17 +29,26 @@ def test_a_batch_waits_for_others_as_long_as_it_may() -> None:
     assert forming.due() == 1.5
     assert forming.take(1.49) == []
     assert forming.take(1.5) == [one, two]
-    assert not forming
+    assert forming.take(9) == []
     assert forming.due() is None
 
 
 def test_a_full_batch_waits_for_nobody() -> None:
     forming: Forming[Asked] = Forming(4, 100)
     asked = [Asked(float(i), 2) for i in range(3)]
-    for request in asked:
+    for request in asked[:2]:
         forming.add(request)
     assert forming.take(2.0) == asked[:2]
+    forming.add(asked[2])
     assert forming.take(2.0) == []
+
+
+def test_requests_without_rows_take_no_place_in_a_batch() -> None:
+    forming: Forming[Asked] = Forming(1, 0.0)
+    asked = [Asked(0.0, 0), Asked(1.0, 0), Asked(2.0, 1)]
+    for request in asked:
+        forming.add(request)
+    assert forming.take(9) == asked
 
 
 def test_what_does_not_fit_begins_the_next_batch_and_order_is_kept() -> None:
@@ -117,11 +126,28 @@ def test_a_request_that_fills_a_run_is_not_copied() -> None:
     assert count == 4
 
 
+def test_of_one_input_alone_rows_are_filled_up_too() -> None:
+    ((arrays, count),) = joined([[np.arange(3)]], 8)
+    assert [array.tolist() for array in arrays] == [[0, 1, 2, 2]]
+    assert count == 3
+
+
+def test_outputs_of_runs_whose_rows_have_different_shapes_are_refused() -> None:
+    runs = [([np.zeros((4, size))], 4, 4) for size in (2, 3)]
+    with pytest.raises(GraphError, match="ask for fewer rows at once"):
+        cut(runs, [8])
+
+
 def test_an_output_without_a_row_for_each_is_refused() -> None:
     with pytest.raises(GraphError, match="serve this model with max_batch=1"):
         cut([([np.float32([1, 2])], 4, 3)], [3])
     with pytest.raises(GraphError, match="serve this model with max_batch=1"):
         cut([([np.asarray(np.float32(1))], 4, 3)], [3])
+
+
+def test_the_least_of_each_setting_is_one_that_makes_sense() -> None:
+    least = Batching(max_batch=1, max_delay=0, max_waiting=1, max_bytes=1, timeout=0)
+    assert (least.max_batch, least.timeout) == (1, 0)
 
 
 @pytest.mark.parametrize("wrong", [{"max_batch": 0}, {"max_delay": -1.0}, {"max_waiting": 1.5}, {"timeout": "1s"}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import logging
 import os
@@ -126,6 +127,12 @@ def test_no_value_is_lost_and_bounds_only_grow(values: list[float], buckets: int
     assert left_out == int((~np.isfinite(array)).sum())
     assert (np.diff(rows[:, 0]) >= 0).all()
     assert (rows[:-1, 1] == rows[1:, 0]).all()
+
+
+def test_values_that_are_all_the_same_are_counted_without_those_that_are_left_out() -> None:
+    rows, left_out = bucketed(np.array([2.0, np.nan, 2.0]), 3)
+    assert rows.tolist() == [[2, 2, 0], [2, 2, 0], [2, 2, 2]]
+    assert left_out == 1
 
 
 def test_values_that_are_not_finite_are_left_out_and_told_of_once(
@@ -335,6 +342,15 @@ def test_a_folder_that_cannot_be_written_to_is_told_of_at_once(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(fr.GraphError, match=r"test_summary_writer.py:\d+: .*file/sub/events.* cannot be written"):
         fr.summary.Writer(tmp_path / "file" / "sub")
+
+
+def test_a_file_in_which_there_is_no_room_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*of: Any) -> int:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(fr.GraphError, match=r"test_summary_writer.py:\d+: .*cannot be written.*no room"):
+        fr.summary.Writer(tmp_path)
 
 
 def test_what_is_too_much_is_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
