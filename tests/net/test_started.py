@@ -6,6 +6,8 @@ Plans are stood in for, so that it is the test that says what a run does, and wh
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -69,6 +71,7 @@ class Ready:
     goes: tuple[tuple[PlanNode, int], ...] = ()
     fetches: int = 0
     silent: bool = False
+    ends_at_once: bool = False
     given: list[tuple[Any, ...]] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
 
@@ -85,7 +88,7 @@ class Ready:
 
     def begin(self, feeds: Sequence[Any], context: RunContext, look: Callable[[], None]) -> Run:
         assert feeds == START.feeds
-        self.runs.append(Run(context, look, asyncio.get_running_loop().create_future()))
+        self.runs.append(Run(context, look, asyncio.get_running_loop().create_future(), self.ends_at_once))
         return self.runs[-1]
 
 
@@ -330,6 +333,11 @@ async def test_the_machine_finds_what_came_with_the_start_and_is_told_which_run_
     assert run.stopped
 
 
+async def test_what_the_machine_has_done_at_once_is_answered_at_once(node: Node) -> None:
+    node.start(Ready(ends_at_once=True))
+    assert node.ended() == Done(NUMBER, ("alive", None))
+
+
 async def test_a_run_that_fails_ends_its_step_though_more_could_go_on(node: Node) -> None:
     run = node.begin()
     run.error, run.needs_task = ResourceError("full"), True
@@ -401,3 +409,20 @@ async def test_all_end_with_their_master(node: Node) -> None:
     assert waiting.stopped
     assert computing.stopped
     node.assert_over()
+
+
+async def test_what_a_step_held_that_is_aborted_in_its_task_is_let_go_without_a_collection(node: Node) -> None:
+    ready = Ready(MADE, goes=GOES, fetches=1)
+    gone = weakref.ref(ready)
+    node.reach(one=Pushed.NO_WAY)
+    node.start(ready)
+    del ready
+    await turns()
+    gc.disable()
+    try:
+        node.steps.abort(NUMBER)
+        await turns()
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert node.ended() == CANCELLED

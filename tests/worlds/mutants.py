@@ -113,7 +113,6 @@ TESTS = {
     "serving/batching": ("test_batching",),
     "serving/joining": ("test_batching",),
     "summary/events": ("test_summary_writer",),
-    "summary/event_file": ("test_summary_writer",),
     "train/gathers": ("test_gathers",),
     "train/times": ("test_attribution",),
 }

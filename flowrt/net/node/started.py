@@ -113,7 +113,7 @@ class Started:
         try:
             for node, value in left:
                 await handler_of(node)(self._host, context, node, (value,))
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # the task, which the step refers to, would hold it, and its frames the step
             self._end_cancelled(step)
         except Exception as error:
             self._end(step, error)
