@@ -179,7 +179,8 @@ async def test_one_of_two_that_is_excused_is_no_news() -> None:
 ])  # fmt: skip
 async def test_an_abort_that_was_asked_for_is_no_failure(aborted: bool, error: Any, fails: bool) -> None:
     step = opened()
-    step.aborted = aborted
+    if aborted:
+        step.aborted = True
     step.settle(PS, error)
     assert step.waiting == {FIRST}
     assert (len(step.errors), step.excused, step.news.done()) == ((1, set(), True) if fails else (0, {PS}, False))
@@ -197,6 +198,7 @@ FULL, CUT = ResourceError("full"), LinkBroken("cut")
     ([lambda s: s.fail(NodeLost("a")), lambda s: s.settle(FIRST, NodeLost("b"))], "b"),
     ([lambda s: s.fail(NodeLost("a")), lambda s: s.settle(FIRST, NodeLost("b"), remote=True)], "a"),
     ([lambda s: s.fail(NodeLost("a")), lambda s: s.settle(FIRST, CUT)], "a"),
+    ([lambda s: s.fail(CUT), lambda s: s.settle(FIRST, NodeLost("b"))], "b"),
 ])  # fmt: skip
 async def test_the_error_of_a_step_is_the_one_that_the_others_follow_from(
     told: list[Callable[[OpenStep], None]], best: Any
