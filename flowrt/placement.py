@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.device import Device
@@ -29,8 +30,11 @@ class Rules:
     devices: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for text in self.devices.values():
-            Device.parse(text)
+        for text in _by_pattern("devices", self.devices, '{"embedding/*": "/job:ps"}').values():
+            try:
+                Device.parse(text)
+            except PlacementError as error:
+                raise PlacementError(f"{user_site()}: {error}") from None
 
 
 @valueclass
@@ -52,9 +56,21 @@ class Auto(Rules):
 
     def __post_init__(self) -> None:
         Rules.__post_init__(self)
-        for name, value in (("bandwidth", self.bandwidth), ("latency", self.latency), *self.profile.items()):
-            if not value >= 0 or (name == "bandwidth" and value == 0):
-                raise PlacementError(f"{name} of fr.placement.Auto is a positive number, in seconds or bytes a second")
+        profile = _by_pattern("profile", self.profile, '{"left/*": 2e-3}')
+        numbers: list[tuple[str, Any]] = [("bandwidth", self.bandwidth), ("latency", self.latency), *profile.items()]
+        for name, value in numbers:
+            if not (isinstance(value, Real) and float(value) >= 0) or (name == "bandwidth" and value == 0):
+                raise PlacementError(
+                    f"{user_site()}: {name} of fr.placement.Auto is a positive number, in seconds or bytes a second, "
+                    f"not {value!r:.80}"
+                )
+
+
+def _by_pattern(what: str, given: Any, example: str) -> Mapping[str, Any]:
+    """``given``, if it says something of nodes by patterns of their names."""
+    if isinstance(given, Mapping) and all(isinstance(pattern, str) for pattern in given):
+        return given
+    raise PlacementError(f"{user_site()}: {what} are told by patterns of nodes' names, as {example}, not {given!r:.80}")
 
 
 def profile_of(path: str | os.PathLike[str]) -> dict[str, float]:
@@ -77,16 +93,16 @@ def profile_of(path: str | os.PathLike[str]) -> dict[str, float]:
         spans: dict[Any, tuple[float, float]] = {}
         for each in launches:
             about = each["args"]
-            key = each["name"], about["step"], each["pid"], about.get("tape"), about.get("launch")
+            key = escape(each["name"]), about["step"], each["pid"], about.get("tape"), about.get("launch")
             begins, ends = spans.get(key, (math.inf, 0.0))
             spans[key] = min(begins, each["ts"]), max(ends, each["ts"] + each["dur"])
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise GraphError(f"{user_site()}: {path} is no trace of session.tracing: {error!r}") from error
     taken: dict[str, dict[Any, float]] = {}
     for (name, step, *_), (begins, ends) in spans.items():
         steps = taken.setdefault(name, {})
         steps[step] = steps.get(step, 0.0) + 1e-6 * (ends - begins)
-    return {escape(name): median(steps.values()) for name, steps in taken.items()}
+    return {name: median(steps.values()) for name, steps in taken.items()}
 
 
 if not TYPE_CHECKING:

@@ -199,8 +199,15 @@ async def test_a_device_that_does_not_exist_names_the_node_and_those_that_do(dev
 def test_what_is_no_device_is_refused_where_it_is_written() -> None:
     with pytest.raises(fr.PlacementError, match="is not a device; write /job:worker/task:0"), fr.device("gpu zero"):
         pass
-    with pytest.raises(fr.PlacementError, match="is not a device"):
+    with pytest.raises(fr.PlacementError, match=r"test_errors.py:\d+: '/nowhere' is not a device"):
         fr.placement.Rules({"*": "/nowhere"})
+    for wrong in ([("a", "cpu:0")], None, {3: "cpu:0"}):
+        with pytest.raises(
+            fr.PlacementError, match=r"test_errors.py:\d+: devices are told by patterns of nodes' names"
+        ):
+            fr.placement.Rules(wrong)  # type: ignore[arg-type]
+    with pytest.raises(fr.PlacementError, match=r"test_errors.py:\d+: profile are told by patterns"):
+        fr.placement.Auto(profile=3)  # type: ignore[arg-type]
 
 
 @fr.no_gradient

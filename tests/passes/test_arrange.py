@@ -151,7 +151,9 @@ def test_unknown_sizes_and_an_empty_graph_are_fine() -> None:
     assert arrangement(fr.Graph()).seconds == 0
 
 
-@pytest.mark.parametrize("wrong", [{"bandwidth": 0}, {"bandwidth": -1.0}, {"latency": float("nan")}])
-def test_numbers_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(PlacementError, match=f"{next(iter(wrong))} of fr.placement.Auto"):
+@pytest.mark.parametrize(
+    "wrong", [{"bandwidth": 0}, {"bandwidth": -1.0}, {"bandwidth": "1GB"}, {"latency": float("nan")}, {"latency": None}]
+)
+def test_numbers_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(PlacementError, match=rf"test_arrange.py:\d+: {next(iter(wrong))} of fr.placement.Auto"):
         fr.placement.Auto(**wrong)

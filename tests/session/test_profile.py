@@ -72,7 +72,9 @@ def test_prediction_takes_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_what_is_no_trace_is_said_to_be_none(tmp_path: Path) -> None:
-    for text in ("", "[]", '{"traceEvents": [{"cat": "launch"}]}'):
+    odd = [3, {"cat": "launch", "name": 5, "args": {"step": 1}, "pid": 1, "ts": 1, "dur": 1}]
+    others = [json.dumps({"traceEvents": [event]}) for event in odd]
+    for text in ("", "[]", '{"traceEvents": [{"cat": "launch"}]}', *others):
         (tmp_path / "other.json").write_text(text)
         with pytest.raises(fr.GraphError, match=r"other\.json is no trace of session\.tracing"):
             fr.placement.profile_of(tmp_path / "other.json")
