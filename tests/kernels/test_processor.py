@@ -19,7 +19,7 @@ import json
 from flowrt.kernels.tiles.micro import native
 from flowrt.kernels.emit.processor import features, name, probed_features
 from flowrt.kernels.store.surroundings import has_fused_products, processor_features
-ours = processor_features() & {"avx", "avx512f", "fma"} == probed_features()
+ours = processor_features() & {"avx", "avx512f", "f16c", "fma"} == probed_features()
 print(json.dumps([name(), features(), native().width, has_fused_products(), ours]))
 """
 

@@ -200,6 +200,7 @@ WAYS = {
 
 
 @both
+@pytest.mark.timeout(300)  # where nothing is compiled yet
 async def test_every_op_answers_what_it_does_in_float32_rounded_however_it_is_run(half: str) -> None:
     examples = [(e, [as_half(a, half) for a in e.arrays]) for e in shown() if e.op not in OF_FLOAT32]
     feeds: dict[fr.Tensor, Array] = {}

@@ -30,6 +30,7 @@ from flowrt.kernels.emit.abi import operand_address as _operand_address
 from flowrt.kernels.emit.abi import pointer as _pointer
 from flowrt.kernels.emit.abi import word as _word
 from flowrt.kernels.emit.elementwise import scalar_loops
+from flowrt.kernels.emit.halves import bind_conversions
 from flowrt.kernels.emit.lowering import Lowered, bind, is_bound, linked_object
 from flowrt.kernels.emit.reductions import bind_reductions
 from flowrt.kernels.emit.rows import row_loops
@@ -163,6 +164,7 @@ def _reduction(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
 
 def bind_helpers() -> None:
     """Let compiled kernels call the families' plain helpers, the reductions and the register tiles."""
+    bind_conversions()
     for helper in JITABLES:
         if not is_bound(helper):
             bind(helper, Lowered(helper, inlined=True))

@@ -18,8 +18,17 @@ define float @fused(float %x) {
   ret float %y
 }
 declare float @llvm.fma.f32(float, float, float)
+define float @widened(half %x) {
+  %y = fpext half %x to float
+  ret float %y
+}
 """
-_SIGNS = {"avx": ("ymm", "zmm"), "avx512f": ("zmm",), "fma": ("vfmadd",)}  # in what LLVM makes of that on x86
+_SIGNS = {
+    "avx": ("ymm", "zmm"),
+    "avx512f": ("zmm",),
+    "f16c": ("vcvtph2ps",),
+    "fma": ("vfmadd",),
+}  # in what LLVM makes of that on x86
 
 
 def name() -> str:

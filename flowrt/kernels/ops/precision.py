@@ -4,8 +4,9 @@ All that is computed with tensors of such is computed in float32, between the ca
 is added to a variable where it lies.
 
 float16 by Fabian Giesen's ways, "half to float done quick" (2012): below its normal numbers the float32 unit adds a
-number whose last bit counts the least float16, and rounds. Integers are of 32 bits, as many as a vector has floats;
-each is said to be, since Numba would have them of 64, and none of them wraps.
+number whose last bit counts the least float16, and rounds. Processors that have instructions for it are given those
+instead (`emit/halves`), which come to the same bits: so NaN keeps its first ones, and is quiet. Integers are of 32
+bits, as many as a vector has floats; each is said to be, since Numba would have them of 64, and none of them wraps.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from flowrt.kernels.language.table import elementwise, jitable
 word = np.uint32
 SIGN, REST, INFINITE = word(0x80000000), word(0x7FFFFFFF), word(0x7F800000)
 HALF_SIGN, HALF_REST, HALF_INFINITE, HALF_NAN = (word(v) for v in (0x8000, 0x7FFF, 0x7C00, 0x7E00))
+NAN = word(0x7FC00000)
 TOO_LARGE = word(0x47800000)  # 2**16, from which on float16 is infinite
 NORMAL = word(0x38800000)  # 2**-14, the least normal float16
 LEAST, LEAST_BITS = np.float32(0.5), word(0x3F000000)  # whose last bit is 2**-24, the least float16
@@ -66,7 +68,7 @@ def to_float16(x: Any) -> Any:
     odd = np.uint32(np.uint32(large >> CUT) & ONE)
     normal = np.uint32(np.uint32(large + np.uint32(HALF_BELOW + odd)) >> CUT)
     finite = small if rest < NORMAL else normal
-    beyond = HALF_NAN if rest > INFINITE else HALF_INFINITE
+    beyond = np.uint32(HALF_NAN | np.uint32(np.uint32(rest >> CUT) & HALF_REST)) if rest > INFINITE else HALF_INFINITE
     sign = np.uint32(np.uint32(bits >> HIGH) & HALF_SIGN)
     return np.uint16(np.uint32((finite if rest < TOO_LARGE else beyond) | sign))
 
@@ -79,7 +81,8 @@ def of_float16(bits: Any) -> Any:
     moved = np.uint32(rest << CUT)
     finite = small if rest < HALF_NORMAL else np.uint32(moved + HALF_BIAS)
     sign = np.uint32(np.uint32(held & HALF_SIGN) << HIGH)
-    return float_of(np.uint32((finite if rest < HALF_INFINITE else np.uint32(INFINITE | moved)) | sign))
+    beyond = np.uint32(NAN | moved) if rest > HALF_INFINITE else INFINITE
+    return float_of(np.uint32((finite if rest < HALF_INFINITE else beyond) | sign))
 
 
 elementwise("narrow_bfloat16", lambda x: to_bfloat16(x))

@@ -85,6 +85,12 @@ def has_fused_products() -> bool:
     return architecture() == "aarch64" or "fma" in processor_features()
 
 
+@cache
+def has_half_conversions() -> bool:
+    """Whether the processor has instructions from float16 to float32 and back."""
+    return architecture() == "aarch64" or "f16c" in processor_features()
+
+
 def _library() -> str:
     """Which C library this is, where it says so: objects call its functions."""
     try:
