@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 
 import flowrt.onnx.reading  # noqa: F401  (what nodes mean)
 from flowrt.base.errors import FlowrtError, GraphError, user_site
@@ -142,7 +143,8 @@ def _trained(model: Any, trainable: bool | Collection[str]) -> set[str]:
         return set()
     nodes = [*model.graph.node, *nodes_inside(model.graph)]
     fixed = {node.input[i] for node in nodes for i in NOT_TRAINED.get(node.op_type, ()) if i < len(node.input)}
-    floats = {t.name for t in model.graph.initializer if t.dims and t.data_type in (1, 11)}
+    kinds = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
+    floats = {t.name for t in model.graph.initializer if t.dims and t.data_type in kinds}
     return floats - fixed
 
 

@@ -14,13 +14,13 @@ import flowrt.onnx.writing  # noqa: F401  (how ops are said)
 from flowrt.base.errors import GraphError, not_written, user_site
 from flowrt.base.locating import fitting
 from flowrt.onnx.types import element_of
-from flowrt.onnx.writing.writer import GraphWriter, Shared, applied_of, initializer
+from flowrt.onnx.writing.writer import OPSET, GraphWriter, Shared, applied_of, initializer
 from flowrt.ops.body import between
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Tensor
 
-OPSET, FORMAT = 21, 10  # operators that runtimes have had since 2024, and the format that came with them
+FORMAT = 10  # the format that came with the opset
 MOST_INSIDE = 1 << 30  # bytes of weights in the model itself; protobuf holds 2 GiB at most
 
 

@@ -9,7 +9,7 @@ import onnx
 from onnx import numpy_helper
 
 from flowrt.base.errors import SpecError
-from flowrt.base.spec import Spec, as_dtype, holds, is_half
+from flowrt.base.spec import Spec, as_dtype, holds
 
 Array = np.ndarray[Any, Any]
 
@@ -20,7 +20,7 @@ def dtype_of(element: int) -> np.dtype[Any]:
     name = names.get(element, f"element type {element}").lower()
     if element in names and name not in ("undefined", "string"):
         found = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element))
-        if holds(found) and not is_half(found):
+        if holds(found):
             return as_dtype(found)
     raise SpecError(f"tensors of {name} are not supported; convert the model to float32 first")
 

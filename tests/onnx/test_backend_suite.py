@@ -12,7 +12,7 @@ MODULES = """
     pad pow prelu qlinearconv qlinearmatmul quantizelinear rangeop reducemean reducesum reshape resize rnn
     reversesequence scan scatterelements scatternd slice softmax softmax_cross_entropy_loss split tile topk unique where
 """
-UNHELD = ("float16", "bfloat16", "float8", "float4", "int4", "int2", "string", "sequence", "optional", "Sequence")
+UNHELD = ("float8", "float4", "int4", "int2", "string", "sequence", "optional", "Sequence")
 """What tensors here cannot hold, and values that are no tensors."""
 REFUSED = {
     "test_convtranspose_3d": "more than two axes of images",

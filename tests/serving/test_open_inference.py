@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving_world import asking, doubling, frozen
 
 from flowrt.base.errors import FeedError
-from flowrt.base.spec import NAMES
+from flowrt.base.spec import NAMES, as_dtype, is_float
 from flowrt.serving.protocol import LONG, PIECE, Inquiry, datatype_of, described, read, written
 
 MODEL = doubling()
@@ -97,13 +97,13 @@ def as_bytes(array: Any, datatype: str, size: int | None = None) -> tuple[bytes,
     return head + array.tobytes(), str(len(head))
 
 
-@pytest.mark.parametrize("dtype", sorted(NAMES.values()))
+@pytest.mark.parametrize("dtype", sorted({*NAMES.values(), "bfloat16"}))  # which is known once it is asked for
 @pytest.mark.parametrize("binary", [False, True])
 def test_every_dtype_comes_and_goes_to_the_bit(dtype: str, binary: bool) -> None:
     model = frozen(lambda x: x, shape=(None, 3), dtype=dtype)
-    array = np.random.default_rng(1).integers(0, 2, (4, 3)).astype(dtype)
-    if array.dtype.kind == "f":
-        array *= np.random.default_rng(2).normal(size=(4, 3)).astype(dtype)
+    array = np.random.default_rng(1).integers(0, 2, (4, 3)).astype(as_dtype(dtype))
+    if is_float(array.dtype):
+        array *= np.random.default_rng(2).normal(size=(4, 3)).astype(array.dtype)
         array[0] = [math.nan, math.inf, -0.0]
     datatype = datatype_of(array.dtype)
     if binary:
@@ -123,7 +123,7 @@ def test_every_dtype_comes_and_goes_to_the_bit(dtype: str, binary: bool) -> None
         assert bytes(parts[1]) == array.tobytes()
     else:
         assert count is None
-        np.testing.assert_array_equal(np.array(output["data"], dtype).reshape(4, 3), array)
+        np.testing.assert_array_equal(np.array(output["data"], array.dtype).reshape(4, 3), array)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])

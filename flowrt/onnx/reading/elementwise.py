@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import flowrt.ops as fr
+from flowrt.base.spec import is_float, is_half
 from flowrt.graph import Tensor
 from flowrt.onnx.reading.reader import READERS, NodeCall, Unreadable, Value, known, reads
 from flowrt.onnx.types import dtype_of
@@ -50,6 +51,33 @@ def channels_first(call: NodeCall, images: Value) -> Value:
     return made
 
 
+def rounded_once(read: Callable[[NodeCall], Any]) -> Callable[[NodeCall], Any]:
+    """Decorator of what reads an operator as several ops: of floats of 16 bits they are float32's, and what they come
+    to is rounded, as what one op answers is."""
+
+    @functools.wraps(read)
+    def reading(call: NodeCall) -> Any:
+        halves = call.halves()
+        if not halves:
+            return read(call)
+        found = read(call.with_inputs([_wide(call, value) for value in call.inputs]))
+        answers = found if isinstance(found, (tuple, list)) else (found,)
+        kinds = [call.kind_made(n) for n in range(len(answers))]
+        return [_cast(call, a, halves[kind]) if kind in halves else a for kind, a in zip(kinds, answers, strict=True)]
+
+    return reading
+
+
+def _wide(call: NodeCall, value: Value) -> Value:
+    if value is None or not is_half(described(value).dtype):
+        return value
+    return value.astype(np.float32) if isinstance(value, np.ndarray) else _cast(call, value, np.dtype(np.float32))
+
+
+def _cast(call: NodeCall, value: Value, dtype: np.dtype[Any]) -> Value:
+    return each(call, lambda x: fr.astype(x, dtype.name), value)
+
+
 def _asinh(x: Any) -> Any:
     """By ``log1p``, so that small ones keep their digits."""
     size = fr.abs(x)
@@ -79,11 +107,8 @@ def _mish(x: Any) -> Any:
 UNARY: dict[str, Unary] = {
     "Abs": fr.abs,
     "Acos": fr.acos,
-    "Acosh": _acosh,
     "Asin": fr.asin,
-    "Asinh": _asinh,
     "Atan": fr.atan,
-    "Atanh": _atanh,
     "Ceil": fr.ceil,
     "Cos": fr.cos,
     "Cosh": fr.cosh,
@@ -93,7 +118,6 @@ UNARY: dict[str, Unary] = {
     "Identity": fr.identity,
     "IsNaN": fr.isnan,
     "Log": fr.log,
-    "Mish": _mish,
     "Neg": fr.negative,
     "Not": fr.logical_not,
     "Reciprocal": fr.reciprocal,
@@ -104,10 +128,17 @@ UNARY: dict[str, Unary] = {
     "Sin": fr.sin,
     "Sinh": fr.sinh,
     "Softplus": softplus,
-    "Softsign": _softsign,
     "Sqrt": fr.sqrt,
     "Tan": fr.tan,
     "Tanh": fr.tanh,
+}
+
+COMPOSED: dict[str, Unary] = {
+    "Acosh": _acosh,
+    "Asinh": _asinh,
+    "Atanh": _atanh,
+    "Mish": _mish,
+    "Softsign": _softsign,
 }
 
 BINARY: dict[str, Binary] = {
@@ -134,6 +165,11 @@ def _unary(call: NodeCall) -> Value:
     return each(call, UNARY[call.op], call[0])
 
 
+@rounded_once
+def _composed(call: NodeCall) -> Value:
+    return each(call, COMPOSED[call.op], call[0])
+
+
 def _binary(call: NodeCall) -> Value:
     return alike(call, BINARY[call.op], call[0], call[1])
 
@@ -143,11 +179,13 @@ def _variadic(call: NodeCall) -> Value:
 
 
 READERS.update(dict.fromkeys(UNARY, _unary))
+READERS.update(dict.fromkeys(COMPOSED, _composed))
 READERS.update(dict.fromkeys(BINARY, _binary))
 READERS.update(dict.fromkeys(VARIADIC, _variadic))
 
 
 @reads("Mean")
+@rounded_once
 def mean(call: NodeCall) -> Value:
     return fr.divide(functools.reduce(fr.add, call.inputs), len(call.inputs))
 
@@ -164,7 +202,7 @@ def truncated(a: Value, b: Value) -> Value:
 
 @reads("Div")
 def div(call: NodeCall) -> Value:
-    if call.spec(0).dtype.kind == "f":
+    if is_float(call.spec(0).dtype):
         return alike(call, fr.divide, call[0], call[1])
     return truncated(call[0], call[1])
 
@@ -186,10 +224,10 @@ def mod(call: NodeCall) -> Value:
 @reads("Pow")
 def power(call: NodeCall) -> Value:
     base, exponent = call.spec(0).dtype, call.spec(1).dtype
-    if base.kind != "f" and exponent.kind == "f":
+    if not is_float(base) and is_float(exponent):
         return cast_as_onnx(fr.pow(fr.astype(call[0], "float64"), call[1]), base)
     found = known(call[1])
-    if base.kind == "f" and found is not None and found.size == 1 and found.ndim <= call.rank(0) and found.max() == 2:
+    if is_float(base) and found is not None and found.size == 1 and found.ndim <= call.rank(0) and found.max() == 2:
         return each(call, fr.square, call[0])
     return fr.pow(call[0], cast_as_onnx(call[1], base))
 
@@ -275,12 +313,14 @@ def elu(call: NodeCall) -> Value:
 
 
 @reads("Selu")
+@rounded_once
 def selu(call: NodeCall) -> Value:
     alpha, gamma = float(call.attr("alpha", 1.67326319217681884765625)), float(call.attr("gamma", 1.05070102214813232))
     return each(call, lambda x: fr.multiply(gamma, fr.elu(x, alpha)), call[0])
 
 
 @reads("Celu")
+@rounded_once
 def celu(call: NodeCall) -> Value:
     alpha = float(call.attr("alpha", 1.0))
 
@@ -292,12 +332,14 @@ def celu(call: NodeCall) -> Value:
 
 
 @reads("HardSigmoid")
+@rounded_once
 def hard_sigmoid(call: NodeCall) -> Value:
     alpha, beta = float(call.attr("alpha", 0.2)), float(call.attr("beta", 0.5))
     return each(call, lambda x: fr.clip(fr.add(fr.multiply(x, alpha), beta), 0.0, 1.0), call[0])
 
 
 @reads("HardSwish")
+@rounded_once
 def hard_swish(call: NodeCall) -> Value:
     return each(call, lambda x: fr.multiply(x, fr.clip(fr.add(fr.multiply(x, 1 / 6), 0.5), 0.0, 1.0)), call[0])
 
@@ -308,6 +350,7 @@ def gelu(call: NodeCall) -> Value:
 
 
 @reads("Swish")
+@rounded_once
 def swish(call: NodeCall) -> Value:
     alpha = float(call.attr("alpha", 1.0))
     return each(call, lambda x: fr.multiply(x, fr.sigmoid(fr.multiply(x, alpha))), call[0])
@@ -319,10 +362,10 @@ def shrink(call: NodeCall) -> Value:
     dtype = call.spec(0).dtype
 
     def curve(x: Any) -> Any:
-        wide = x if dtype.kind == "f" else fr.astype(x, "float64")
+        wide = x if is_float(dtype) else fr.astype(x, "float64")
         outside = fr.where(fr.less(wide, -bound), fr.add(wide, bias), fr.subtract(wide, bias))
         found = fr.where(fr.greater(fr.abs(wide), bound), outside, 0.0)
-        return found if dtype.kind == "f" else fr.astype(found, dtype.name)
+        return found if is_float(dtype) else fr.astype(found, dtype.name)
 
     return each(call, curve, call[0])
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 import flowrt.ops as fr
+from flowrt.base.spec import is_float
 from flowrt.graph import Tensor
-from flowrt.onnx.reading.elementwise import channels_first
+from flowrt.onnx.reading.elementwise import channels_first, rounded_once
 from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, reads
 from flowrt.ops.inference import described
 
@@ -230,7 +231,7 @@ def max_pool(call: NodeCall) -> Any:
 
 
 def _least(dtype: np.dtype[Any]) -> Any:
-    return -math.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
+    return -math.inf if is_float(dtype) else int(np.iinfo(dtype).min)
 
 
 def _largest_and_places(call: NodeCall, edges: Edges) -> Any:
@@ -252,6 +253,7 @@ def _largest_and_places(call: NodeCall, edges: Edges) -> Any:
 
 
 @reads("AveragePool")
+@rounded_once
 def average_pool(call: NodeCall) -> Value:
     edges, further = _pool_edges(call)
     counted = bool(call.attr("count_include_pad", 0))
@@ -273,6 +275,7 @@ def average_pool(call: NodeCall) -> Value:
 
 
 @reads("LpPool")
+@rounded_once
 def lp_pool(call: NodeCall) -> Value:
     edges, further = _pool_edges(call)
     power = int(call.attr("p", 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import flowrt.ops as fr
+from flowrt.onnx.reading.elementwise import rounded_once
 from flowrt.onnx.reading.images import convolved
 from flowrt.onnx.reading.products import along, centred, quantized
 from flowrt.onnx.reading.reader import NodeCall, Value, reads
@@ -22,6 +23,7 @@ def conv_integer(call: NodeCall) -> Value:
 
 
 @reads("QLinearConv")
+@rounded_once
 def qlinear_conv(call: NodeCall) -> Value:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = call.inputs[:8]
     sums = _sums(call, x, x_zero, w, w_zero, call[8])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import flowrt.ops as fr
+from flowrt.base.spec import is_float
 from flowrt.graph import Tensor
 from flowrt.onnx.reading.elementwise import channels_first
 from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, axis_of, known, reads
@@ -193,7 +194,7 @@ def constant_of_shape(call: NodeCall) -> Value:
 @reads("Range")
 def arange(call: NodeCall) -> Value:
     start, stop, step = (fr.reshape(bound, ()) for bound in call.inputs)
-    if call.spec(0).dtype.kind == "f":
+    if is_float(call.spec(0).dtype):
         count = fr.maximum(fr.ceil(fr.divide(fr.subtract(stop, start), step)), 0.0)
         places = fr.astype(fr.arange(fr.astype(count, "int64")), call.spec(0).dtype.name)
         return fr.add(fr.multiply(places, step), start)

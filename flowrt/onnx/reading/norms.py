@@ -8,14 +8,20 @@ import numpy as np
 
 import flowrt.ops as fr
 from flowrt.graph import Tensor
-from flowrt.onnx.reading.elementwise import channels_first
+from flowrt.onnx.reading.elementwise import channels_first, rounded_once
 from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, reads
 from flowrt.ops.inference import described
+
+MOST_ADDED = 65504  # numbers of at most 1 whose sum a float16 holds
 
 
 @reads("Softmax")
 def softmax(call: NodeCall) -> Value:
-    return fr.nn.softmax(call[0], call.axis())
+    x, axis = call[0], call.axis()
+    if call.spec(0).dtype != np.float16 or (call.shape(0)[axis] or 0) >= MOST_ADDED:
+        return fr.nn.softmax(x, axis)
+    powers = fr.exp(fr.subtract(x, fr.max(x, axis, True)))  # rounded at each step, as ONNX's own function is
+    return fr.divide(powers, fr.sum(powers, axis, True))
 
 
 @reads("LogSoftmax")
@@ -29,6 +35,7 @@ def _of_channels(values: Value, rank: int) -> Value:
 
 
 @reads("BatchNormalization")
+@rounded_once
 def batch_normalization(call: NodeCall) -> Any:
     x, scale, offset, mean, variance = call.inputs
     epsilon, rank = float(call.attr("epsilon", 1e-5)), call.rank(0)
@@ -54,6 +61,7 @@ def _in_training(call: NodeCall, epsilon: float) -> Any:
 
 
 @reads("InstanceNormalization")
+@rounded_once
 def instance_normalization(call: NodeCall) -> Value:
     rank = call.rank(0)
     y = fr.nn.layer_norm(call[0], None, None, tuple(range(2, rank)), float(call.attr("epsilon", 1e-5)))
@@ -61,10 +69,11 @@ def instance_normalization(call: NodeCall) -> Value:
 
 
 @reads("LayerNormalization")
+@rounded_once
 def layer_normalization(call: NodeCall) -> Any:
     rank, axis, epsilon = call.rank(0), call.axis(), float(call.attr("epsilon", 1e-5))
     axes = tuple(range(axis, rank))
-    x = call[0] if call.spec(0).dtype.itemsize >= 4 else fr.astype(call[0], "float32")
+    x = call[0]
     middle = fr.mean(x, axes, True)
     centred = fr.subtract(x, middle)
     inverse = fr.rsqrt(fr.add(fr.mean(fr.square(centred), axes, True), epsilon))
@@ -75,6 +84,7 @@ def layer_normalization(call: NodeCall) -> Any:
 
 
 @reads("MeanVarianceNormalization")
+@rounded_once
 def mean_variance_normalization(call: NodeCall) -> Value:
     axes = tuple(call.attr("axes", [0, 2, 3]))
     centred = fr.subtract(call[0], fr.mean(call[0], axes, True))
@@ -83,6 +93,7 @@ def mean_variance_normalization(call: NodeCall) -> Value:
 
 
 @reads("LpNormalization")
+@rounded_once
 def lp_normalization(call: NodeCall) -> Value:
     axis, power = call.axis(), int(call.attr("p", 2))
     squared = power != 1
@@ -92,6 +103,7 @@ def lp_normalization(call: NodeCall) -> Value:
 
 
 @reads("LRN")
+@rounded_once
 def local_response(call: NodeCall) -> Value:
     """Over windows of channels: sums of squares of what lies beside."""
     count, dims = int(call.attr("size")), call.shape(0)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 import flowrt.ops as fr
+from flowrt.base.spec import is_float, is_half
+from flowrt.onnx.reading.elementwise import rounded_once
 from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, axis_of, known, reads
 from flowrt.onnx.types import dtype_of
 from flowrt.ops.inference import described
@@ -26,9 +28,10 @@ def product(a: Value, b: Value) -> Value:
 
 
 @reads("Gemm")
+@rounded_once
 def gemm(call: NodeCall) -> Value:
     alpha, beta, dtype = float(call.attr("alpha", 1.0)), float(call.attr("beta", 1.0)), call.spec(0).dtype
-    if dtype.kind != "f" and (alpha != 1 or beta != 1):
+    if not is_float(dtype) and (alpha != 1 or beta != 1):
         raise Unreadable("factors of integers are not supported")
     found = fr.matmul(call[0], call[1], bool(call.attr("transA", 0)), bool(call.attr("transB", 0)))
     if alpha != 1:
@@ -97,10 +100,11 @@ def _axis(call: NodeCall) -> int:
 
 
 @reads("QuantizeLinear")
+@rounded_once
 def quantize_linear(call: NodeCall) -> Value:
     told = call.attr("output_dtype", 0)
     dtype = call.spec(2).dtype if call[2] is not None else dtype_of(told) if told else np.dtype(np.uint8)
-    if call.spec(0).dtype.kind != "f":
+    if not is_float(call.spec(0).dtype):
         raise Unreadable(f"{call.spec(0).dtype} to be quantized is not supported, only floats are")
     if dtype.itemsize > 2:
         raise Unreadable(f"{dtype} as quantized dtype is not supported")
@@ -111,16 +115,19 @@ def quantize_linear(call: NodeCall) -> Value:
 
 @reads("DequantizeLinear")
 def dequantize_linear(call: NodeCall) -> Value:
-    axis, scale = _axis(call), call[1]
-    dtype = described(scale).dtype.name
-    zero = None if call[2] is None else _blocks(call, call[2], axis)
+    axis, told = _axis(call), call.attr("output_dtype", 0)
+    dtype = dtype_of(told) if told else call.spec(1).dtype
+    scale = _blocks(call, call[1], axis)
+    wide = "float32" if is_half(described(scale).dtype) else described(scale).dtype.name
     x = fr.astype(call[0], "int32")
-    return fr.multiply(
-        fr.astype(x if zero is None else fr.subtract(x, fr.astype(zero, "int32")), dtype), _blocks(call, scale, axis)
-    )
+    if call[2] is not None:
+        x = fr.subtract(x, fr.astype(_blocks(call, call[2], axis), "int32"))
+    found = fr.multiply(fr.astype(x, wide), fr.astype(scale, wide))
+    return found if described(found).dtype == dtype else fr.astype(found, dtype.name)
 
 
 @reads("QLinearMatMul")
+@rounded_once
 def qlinear_matmul(call: NodeCall) -> Value:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = call.inputs
     sums = product(centred(a, a_zero, -2), centred(b, b_zero, -1))
@@ -131,6 +138,7 @@ def qlinear_matmul(call: NodeCall) -> Value:
 
 
 @reads("Det")
+@rounded_once
 def det(call: NodeCall) -> Value:
     """Of matrices of up to 3 by 3, written out."""
     x, size = call[0], call.shape(0)[-1]

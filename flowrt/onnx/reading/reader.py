@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from flowrt.base.errors import FlowrtError
-from flowrt.base.spec import Spec, value_known
+from flowrt.base.spec import Spec, is_half, value_known
 from flowrt.graph import Graph, Tensor, name_scope
 from flowrt.onnx.converting import domain_of
 from flowrt.onnx.types import Array, array_of, type_of
@@ -113,6 +113,21 @@ class NodeCall:
     def opset(self) -> int:
         """The version of ONNX's operators that it is of."""
         return self.reader.opsets[domain_of(self.node)]
+
+    def halves(self) -> dict[str, np.dtype[Any]]:
+        """The dtypes of 16 bits among its inputs, by what its operator calls the type of each."""
+        formal = _schema(self.op, self.opset).inputs
+        given = [(formal[min(n, len(formal) - 1)].type_str, v) for n, v in enumerate(self.inputs) if v is not None]
+        return {kind: described(v).dtype for kind, v in given if is_half(described(v).dtype)}
+
+    def kind_made(self, index: int) -> str:
+        """What its operator calls the type of an output."""
+        formal = _schema(self.op, self.opset).outputs
+        return str(formal[min(index, len(formal) - 1)].type_str)
+
+    def with_inputs(self, inputs: Sequence[Value]) -> NodeCall:
+        """The same of other inputs."""
+        return NodeCall(self.reader, self.node, inputs, self.protos)
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute, or ``default`` where the node does not say it."""

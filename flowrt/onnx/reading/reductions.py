@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 import flowrt.ops as fr
+from flowrt.base.spec import is_float
+from flowrt.onnx.reading.elementwise import rounded_once
 from flowrt.onnx.reading.reader import READERS, NodeCall, Unreadable, Value, axis_of, reads
 from flowrt.ops.inference import described
 
@@ -23,7 +25,7 @@ def _norm2(x: Any, axis: Any, keep: bool) -> Any:
 
 
 def _in_floats(x: Any) -> Any:
-    return x if described(x).dtype.kind == "f" else fr.astype(x, "float64")
+    return x if is_float(described(x).dtype) else fr.astype(x, "float64")
 
 
 def _log_sum(x: Any, axis: Any, keep: bool) -> Any:
@@ -38,17 +40,20 @@ def _sum_square(x: Any, axis: Any, keep: bool) -> Any:
     return fr.sum(fr.square(x), axis, keep)
 
 
-REDUCTIONS: dict[str, Reduction] = {
+COMPOSED: dict[str, Reduction] = {
     "ReduceL1": _norm1,
     "ReduceL2": _norm2,
     "ReduceLogSum": _log_sum,
     "ReduceLogSumExp": _log_sum_exp,
+    "ReduceSumSquare": _sum_square,
+}
+REDUCTIONS: dict[str, Reduction] = {
+    **COMPOSED,
     "ReduceMax": fr.max,
     "ReduceMean": fr.mean,
     "ReduceMin": fr.min,
     "ReduceProd": fr.prod,
     "ReduceSum": fr.sum,
-    "ReduceSumSquare": _sum_square,
 }
 
 
@@ -79,7 +84,7 @@ def _over(call: NodeCall, axes: tuple[int, ...] | None) -> Value:
 def _of_nothing(call: NodeCall, axes: tuple[int, ...] | None, keep: bool) -> Value:
     """The largest or least of no entries: that than which none is less."""
     dtype, largest = call.spec(0).dtype, call.op != "ReduceMin"
-    if dtype.kind == "f":
+    if is_float(dtype):
         bound: Any = -np.inf if largest else np.inf
     elif dtype == np.bool_:
         bound = not largest
@@ -92,6 +97,7 @@ def _of_nothing(call: NodeCall, axes: tuple[int, ...] | None, keep: bool) -> Val
 
 
 READERS.update(dict.fromkeys(REDUCTIONS, _reduce))
+READERS.update(dict.fromkeys(COMPOSED, rounded_once(_reduce)))
 
 
 @reads("ArgMax", "ArgMin")

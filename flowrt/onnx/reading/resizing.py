@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 import flowrt.ops as fr
+from flowrt.base.spec import is_float
+from flowrt.onnx.reading.elementwise import rounded_once
 from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, axis_of, reads
 from flowrt.onnx.types import Array
 from flowrt.ops.inference import described
@@ -182,6 +184,7 @@ def _asked(call: NodeCall, axes: list[int], all_of_them: bool) -> _Asked:
 
 
 @reads("Resize")
+@rounded_once
 def resize(call: NodeCall) -> Value:
     rank, dims, named = call.rank(0), call.shape(0), call.attr("axes")
     region = None
@@ -195,7 +198,7 @@ def resize(call: NodeCall) -> Value:
         raise Unreadable("the sizes of what is resized must be known")
     old = [n or 0 for n in chosen]
     ratios, wanted = _wanted(call, old, scales, sizes)
-    if call.spec(0).dtype.kind != "f" and call.attr("mode", "nearest") != "nearest":
+    if not is_float(call.spec(0).dtype) and call.attr("mode", "nearest") != "nearest":
         raise Unreadable(f"weighted sums of {call.spec(0).dtype} are not supported; cast to float first")
     x = call[0]
     for n, at in enumerate(axes):

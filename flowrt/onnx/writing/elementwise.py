@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.onnx.writing.writer import WRITERS, AppliedOp, writes
+from flowrt.base.spec import is_float
+from flowrt.onnx.writing.writer import CHANNELS_LAST, WRITERS, AppliedOp, writes
 
 FIRST = (0, 3, 1, 2)  # the axes of images whose channels are last, so that they are first
-LAST = (0, 2, 3, 1)
 
 UNARY = {
     "acos": "Acos",
@@ -78,7 +78,7 @@ def _turned(one: AppliedOp, name: str, dims: Any) -> str | None:
 
 def channels_last(one: AppliedOp, name: str) -> str:
     """Images whose channels are first, as the graph has them; layers find them as they lie."""
-    made = one.transposed(name, LAST)
+    made = one.transposed(name, CHANNELS_LAST)
     one.writer.shared.channels_first[made] = name
     return made
 
@@ -159,7 +159,7 @@ def astype(one: AppliedOp) -> str:
 def relu(one: AppliedOp) -> str:
     if one.out.dtype.kind == "u":
         return one.inputs[0]
-    if one.out.dtype.kind == "f":
+    if is_float(one.out.dtype):
         return as_they_lie(one, "Relu", one.inputs)
     return str(one.add("Max", one.inputs[0], one.like(0)))
 
@@ -173,7 +173,7 @@ def negative(one: AppliedOp) -> str:
 
 @writes("abs", "sign", "floor", "ceil", "round")
 def rounded(one: AppliedOp) -> str:
-    if one.op in ("floor", "ceil", "round") and one.out.dtype.kind != "f":
+    if one.op in ("floor", "ceil", "round") and not is_float(one.out.dtype):
         return one.inputs[0]
     if one.out.dtype == np.bool_:
         return one.inputs[0]
@@ -251,7 +251,7 @@ def _apart(one: AppliedOp, rest: str, b: str) -> str:
 
 @writes("remainder")
 def remainder(one: AppliedOp) -> str:
-    if one.out.dtype.kind == "f":
+    if is_float(one.out.dtype):
         return _rest(one, *one.inputs)
     a, b, nothing, _ = _bounded(one)
     zero = one.constant(np.asarray(0, _wide(one)))
@@ -260,7 +260,7 @@ def remainder(one: AppliedOp) -> str:
 
 @writes("floor_divide")
 def floor_divide(one: AppliedOp) -> str:
-    if one.out.dtype.kind == "f":
+    if is_float(one.out.dtype):
         a, b = one.inputs
         rest = one.add("Mod", a, b, fmod=1)
         whole = one.add("Round", one.add("Div", one.add("Sub", a, rest), b))
@@ -277,7 +277,7 @@ def floor_divide(one: AppliedOp) -> str:
 
 @writes("pow")
 def power(one: AppliedOp) -> str:
-    if one.out.dtype.kind == "f":
+    if is_float(one.out.dtype):
         return str(one.add("Pow", *one.inputs))
     dtype = np.dtype(np.int64) if one.out.dtype.itemsize == 8 else np.dtype(np.int32)
     a, b = (one.input_as(dtype, n) for n in (0, 1))
@@ -294,7 +294,7 @@ def power(one: AppliedOp) -> str:
 
 @writes("isnan", "isinf", "isfinite")
 def tested(one: AppliedOp) -> str:
-    if one.specs[0].dtype.kind != "f":
+    if not is_float(one.specs[0].dtype):
         whole = one.add("Equal", one.inputs[0], one.inputs[0])
         return str(whole if one.op == "isfinite" else one.add("Not", whole))
     if one.op == "isnan":

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.base.spec import pair
+from flowrt.base.spec import is_float, pair
 from flowrt.onnx.writing.elementwise import FIRST, channels_last
 from flowrt.onnx.writing.writer import AppliedOp, Unwritable, writes
 
@@ -19,7 +19,7 @@ def _last_two(rank: int) -> list[int]:
 @writes("matmul")
 def matmul(one: AppliedOp) -> str:
     dtype = one.out.dtype
-    wide = dtype if dtype.kind == "f" or dtype.itemsize >= 4 else np.dtype(np.int32)
+    wide = dtype if is_float(dtype) or dtype.itemsize >= 4 else np.dtype(np.int32)
     sides = []
     for n, turned in enumerate((one.attrs["transpose_a"], one.attrs["transpose_b"])):
         name = one.input_as(wide, n)
@@ -110,7 +110,7 @@ def pool(one: AppliedOp) -> str:
     dtype = one.out.dtype
     if dtype in (np.int64, np.uint64):
         raise Unwritable(f"runtimes have no pools of {dtype}; cast to float64 first")
-    wide = dtype if dtype.kind == "f" or dtype.itemsize == 1 else np.dtype(np.float64)
+    wide = dtype if is_float(dtype) or dtype.itemsize == 1 else np.dtype(np.float64)
     images = one.cast(images_first(one), one.specs[0].dtype, wide)
     op = "MaxPool" if one.op == "max_pool2d" else "AveragePool"
     made = one.add(op, images, kernel_shape=list(window), strides=list(strides), **_sliding(one))

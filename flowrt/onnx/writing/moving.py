@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.base.spec import index_steps, normal_axes
+from flowrt.base.spec import index_steps, is_float, normal_axes
 from flowrt.onnx.writing.writer import AppliedOp, Unwritable, writes
 
 END = np.iinfo(np.int64).max
@@ -54,7 +54,7 @@ def full_like(one: AppliedOp) -> str:
 
 @writes("arange")
 def arange(one: AppliedOp) -> str:
-    dtype = one.out.dtype if one.out.dtype.kind == "f" else np.dtype(np.int64)
+    dtype = one.out.dtype if is_float(one.out.dtype) else np.dtype(np.int64)
     bounds = [one.cast(name, spec.dtype, dtype) for name, spec in zip(one.inputs, one.specs, strict=True)]
     bounds = [name if spec.dims == () else one.reshaped(name, ()) for name, spec in zip(bounds, one.specs, strict=True)]
     return one.cast(str(one.add("Range", *bounds)), dtype, one.out.dtype)

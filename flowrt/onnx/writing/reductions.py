@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from flowrt.base.spec import Spec, normal_axes
+from flowrt.base.spec import Spec, is_float, is_half, normal_axes
 from flowrt.onnx.types import element_of
 from flowrt.onnx.writing.elementwise import holds
 from flowrt.onnx.writing.writer import AppliedOp, Unwritable, writes
@@ -90,9 +90,10 @@ def sum_to(one: AppliedOp) -> str:
 @writes("argmax", "argmin")
 def arg(one: AppliedOp) -> str:
     op, axis, keep = one.op.replace("arg", "Arg").replace("m", "M"), one.attrs["axis"], bool(one.attrs["keepdims"])
-    x = one.input_as(np.int32) if one.specs[0].dtype.itemsize < 4 else one.inputs[0]
-    if one.specs[0].dtype in (np.uint32, np.uint64):
-        raise Unwritable(f"runtimes have no order for {one.specs[0].dtype}")
+    given = one.specs[0].dtype
+    x = one.input_as(np.float32 if is_half(given) else np.int32) if given.itemsize < 4 else one.inputs[0]
+    if given in (np.uint32, np.uint64):
+        raise Unwritable(f"runtimes have no order for {given}")
     if axis is not None:
         return str(one.add(op, x, axis=axis % one.rank(), keepdims=int(keep)))
     made = str(one.add(op, one.reshaped(x, (-1,)), axis=0, keepdims=0))
@@ -145,7 +146,8 @@ def _running(out: Spec, beside: Any) -> Any:
 def _ordered(one: AppliedOp, axis: int | None, descending: bool, count: str | None) -> list[str]:
     """The entries along an axis in order, and their places; bools and small integers as larger ones."""
     dtype = one.specs[0].dtype
-    wide = dtype if dtype in (np.int64, np.float32, np.float64, np.int32) else np.dtype(np.int64)
+    usual = np.dtype(np.float32 if is_half(dtype) else np.int64)
+    wide = dtype if dtype in (np.int64, np.float32, np.float64, np.int32) else usual
     if dtype == np.uint64:
         raise Unwritable("runtimes have no order for uint64")
     x = one.input_as(wide)
@@ -180,7 +182,7 @@ def searchsorted(one: AppliedOp) -> str:
     column = one.add("Unsqueeze", values, one.ints(-1))
     row = one.add("Unsqueeze", lines, one.ints(-2)) if one.rank() > 1 else lines
     before = one.add(op, row, column)
-    if one.specs[0].dtype.kind == "f":
+    if is_float(one.specs[0].dtype):
         behind = one.add("IsNaN", column)
         number = one.add("Not", one.add("IsNaN", row))
         before = one.add("Or", before, one.add("And", behind, number) if op == "Less" else behind)

@@ -1,24 +1,38 @@
 """Going through a graph node by node, and writing what ONNX has for each.
 
 Law: a function of the table gets an `AppliedOp`, adds nodes and answers the names of its outputs, or raises
-`Unwritable`. What cannot be written leaves its outputs unwritten; all of it is told at once.
+`Unwritable`. What cannot be written leaves its outputs unwritten; all of it is told at once. Of floats of 16 bits what
+one operator says is written as it is; what takes several is of float32 and rounded once, as it is computed here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 from onnx import helper, numpy_helper
 
-from flowrt.base.spec import Spec, value_known
+from flowrt.base.plan import Plan
+from flowrt.base.spec import Spec, as_dtype, is_half, value_known
 from flowrt.onnx.types import Array, element_of
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import Plan
     from flowrt.graph import Tensor
+
+OPSET = 21  # operators that runtimes have had since 2024
+WIDE = np.dtype(np.float32)
+CHANNELS_LAST = (0, 2, 3, 1)
+EXACT = (
+    "And Cast Concat Equal Expand Flatten Gather GatherElements Greater GreaterOrEqual Identity IsInf IsNaN Less "
+    "LessOrEqual Not Or Pad Reshape Shape Slice Squeeze Transpose Unsqueeze Where Xor"
+)
+"""Operators that round nothing, beside one that does."""
+ADDING = "CumSum ReduceMean ReduceProd ReduceSum Scan ScatterElements ScatterND"
+"""Operators that may round an entry many times over."""
 
 WRITERS: dict[str, Callable[[AppliedOp], Any]] = {}
 """What writes a node, by flowrt's op."""
@@ -50,6 +64,12 @@ class Shared:
     refusals: dict[str, None] = field(default_factory=dict)
     channels_first: dict[str, str] = field(default_factory=dict)
     same: dict[tuple[Any, ...], str] = field(default_factory=dict)
+
+    def copied(self) -> Shared:
+        """The same, to be written on for a trial."""
+        return Shared(
+            dict(self.weights), set(self.names), dict(self.refusals), dict(self.channels_first), dict(self.same)
+        )
 
     def fresh(self, name: str) -> str:
         """``name``, numbered if it is taken."""
@@ -108,7 +128,14 @@ class GraphWriter:
     def _written(self, one: AppliedOp) -> Any:
         if one.op not in WRITERS:
             raise Unwritable(NEVER.get(one.op, "ONNX has nothing that says it"))
-        return WRITERS[one.op](one)
+        if one.is_said():
+            return WRITERS[one.op](one)
+        found = WRITERS[one.op](one.widened())
+        names = [found] if isinstance(found, str) else found
+        return [
+            one.cast(name, WIDE, spec.dtype) if is_half(spec.dtype) else name
+            for name, spec in zip(names, one.answers, strict=False)
+        ]
 
 
 NEVER: dict[str, str] = {}
@@ -133,6 +160,28 @@ class AppliedOp:
     def out(self) -> Spec:
         """The spec of its first output."""
         return self.answers[0]
+
+    def is_said(self) -> bool:
+        """Whether the opset's operators say it of its very dtypes: of floats of 16 bits one that takes them and rounds,
+        at most, beside any that but move and compare."""
+        halves = {spec.dtype.name for spec in (*self.specs, *self.answers) if is_half(spec.dtype)}
+        if not halves or any(isinstance(value, Plan) for value in self.attrs.values()):
+            return True
+        trial = GraphWriter(self.writer.shared.copied())
+        WRITERS[self.op](replace(self, writer=trial))
+        ops = [node.op_type for node in trial.nodes]
+        rounding = [op for op in ops if op not in EXACT.split()]
+        if len(rounding) > 1 or any(op in ADDING.split() for op in rounding):
+            return False
+        return all(takes(op, half) for op in ops for half in halves)
+
+    def widened(self) -> AppliedOp:
+        """The same of float32 in the place of dtypes of 16 bits, and of inputs that are cast."""
+        inputs = [self.input_as(_wide(spec).dtype, n) for n, spec in enumerate(self.specs)]
+        specs, answers = ([_wide(spec) for spec in given] for given in (self.specs, self.answers))
+        dtype = self.attrs.get("dtype")
+        attrs = {**self.attrs, "dtype": WIDE.name} if dtype and is_half(as_dtype(dtype)) else self.attrs
+        return replace(self, attrs=attrs, inputs=inputs, specs=specs, answers=answers)
 
     def add(self, op: str, *inputs: str | None, outputs: int = 1, **attrs: Any) -> Any:
         """Write a node that bears this one's name."""
@@ -172,7 +221,13 @@ class AppliedOp:
         held = self.writer.known(name)
         if held is not None and held.size <= 4096:
             return self.writer.constant(held.astype(wanted))
-        made: str = self.add("Cast", name, to=element_of(np.dtype(wanted)))
+        to = element_of(np.dtype(wanted))
+        first = self.writer.shared.channels_first.get(name)
+        if first is None:
+            return str(self.add("Cast", name, to=to))
+        turned = self.add("Cast", first, to=to)
+        made = self.transposed(turned, CHANNELS_LAST)
+        self.writer.shared.channels_first[made] = turned
         return made
 
     def input_as(self, dtype: Any, index: int = 0) -> str:
@@ -196,6 +251,17 @@ class AppliedOp:
             return self.writer.constant(held.reshape(sizes), name=f"{name}/reshaped")
         made: str = self.add("Reshape", name, self.ints(*sizes))
         return made
+
+
+def _wide(spec: Spec) -> Spec:
+    return Spec(WIDE, spec.dims) if is_half(spec.dtype) else spec
+
+
+@cache
+def takes(op: str, half: str) -> bool:
+    """Whether an operator of the opset takes such floats wherever it takes float32."""
+    kinds = [set(kind.allowed_type_strs) for kind in onnx.defs.get_schema(op, OPSET).type_constraints]
+    return all(f"tensor({half})" in kind for kind in kinds if "tensor(float)" in kind)
 
 
 def applied_of(writer: GraphWriter, nodes: Iterable[Any], names: dict[Tensor, str | None]) -> Iterable[AppliedOp]:
