@@ -18,8 +18,8 @@ from flowrt.finishing import pipelined
 from flowrt.passes import Compiled, Ends, StandIn, StandIns
 from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.prune import prune, reads_of
+from flowrt.sched.drivers.beginning import BeginReplica, BeginServer
 from flowrt.sched.drivers.inquiries import Look
-from flowrt.sched.drivers.messages import BeginReplica, BeginServer
 from flowrt.sched.policies import policy_to_data
 from flowrt.session.eager import evaluate
 from flowrt.train.built import name_of

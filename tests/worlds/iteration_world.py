@@ -23,7 +23,8 @@ from flowrt.base.device import CLIENT
 from flowrt.base.plan import PlanFeed
 from flowrt.base.spec import Spec
 from flowrt.kernels.ops.combining import summing
-from flowrt.sched.drivers.messages import Allow, Batch, BeginReplica, BeginServer, Ended, Report
+from flowrt.sched.drivers.beginning import BeginReplica, BeginServer
+from flowrt.sched.drivers.messages import Allow, Batch, Ended, Report
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import Rendezvous
 from flowrt.sched.host.spares import Spares

@@ -28,8 +28,9 @@ from flowrt.base.plan import PlanFeed
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import replace
 from flowrt.ledger import Ledger
+from flowrt.sched.drivers.beginning import BeginReplica, BeginServer
 from flowrt.sched.drivers.inquiries import Look
-from flowrt.sched.drivers.messages import Allow, BeginReplica, BeginServer
+from flowrt.sched.drivers.messages import Allow
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.spares import Spares
 from flowrt.sched.policies import fixed_size, policy_to_data

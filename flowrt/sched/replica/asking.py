@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.sched.drivers.messages import AskedRows, BeginReplica, NewVersion, Wants
+from flowrt.sched.drivers.messages import AskedRows, NewVersion, Wants
 
 if TYPE_CHECKING:
+    from flowrt.sched.drivers.beginning import BeginReplica
     from flowrt.sched.drivers.closed import Closed
     from flowrt.sched.drivers.way import Way
     from flowrt.sched.host.rendezvous import Array

@@ -21,8 +21,8 @@ import numpy as np
 from flowrt.sched.drivers.tasks import sleep_until
 
 if TYPE_CHECKING:
+    from flowrt.sched.drivers.beginning import BeginReplica
     from flowrt.sched.drivers.closed import Closed
-    from flowrt.sched.drivers.messages import BeginReplica
     from flowrt.sched.drivers.way import Way
     from flowrt.sched.host.rendezvous import Array
 

@@ -22,7 +22,7 @@ from flowrt.sched.drivers.way import Unread
 from flowrt.sched.host.lanes import Lanes
 
 if TYPE_CHECKING:
-    from flowrt.sched.drivers.messages import BeginReplica
+    from flowrt.sched.drivers.beginning import BeginReplica
 
 Values: TypeAlias = tuple[Any, ...]
 READERS = 2  # threads of a replica: one that waits for a disk, one that arranges what came

@@ -25,7 +25,6 @@ from flowrt.sched.drivers.measuring import square_of
 from flowrt.sched.drivers.messages import (
     AskedRows,
     Batch,
-    BeginReplica,
     Doing,
     Draw,
     Failed,
@@ -43,6 +42,7 @@ from flowrt.sched.replica.asking import Asking
 from flowrt.sched.replica.stopwatch import Phase, Stopwatch
 
 if TYPE_CHECKING:
+    from flowrt.sched.drivers.beginning import BeginReplica
     from flowrt.sched.drivers.closed import Closed
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.replica.local import Rounds

@@ -22,6 +22,7 @@ from flowrt.base.device import CLIENT
 from flowrt.base.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
 from flowrt.base.spec import Spec
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
+from flowrt.sched.drivers.beginning import BeginReplica, BeginServer
 from flowrt.sched.drivers.closed import Closed
 from flowrt.sched.drivers.following import ABOUT_FOLLOWING, Follow
 from flowrt.sched.drivers.inquiries import Hash, Lacking, Look, Settle, TellTrace
@@ -32,8 +33,6 @@ from flowrt.sched.drivers.messages import (
     ApplyOrder,
     AskedRows,
     Batch,
-    BeginReplica,
-    BeginServer,
     Draw,
     Ended,
     Failed,

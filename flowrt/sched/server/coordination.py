@@ -22,7 +22,6 @@ from flowrt.sched.drivers.messages import (
     Allow,
     Applied,
     ApplyOrder,
-    BeginServer,
     Ended,
     Failed,
     Gone,
@@ -43,6 +42,7 @@ from flowrt.sched.versions.ledger import Cause, Stuck
 from flowrt.sched.versions.steady import Steady
 
 if TYPE_CHECKING:
+    from flowrt.sched.drivers.beginning import BeginServer
     from flowrt.sched.drivers.way import Way
 
 Weights: TypeAlias = "tuple[float, ...] | None"

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowrt.base import codec
 from flowrt.base.device import CLIENT
-from flowrt.sched.drivers.messages import BeginServer, Draw, Report
+from flowrt.sched.drivers.messages import Draw, Report
 from flowrt.sched.versions.handing import Handing
 
 if TYPE_CHECKING:
+    from flowrt.sched.drivers.beginning import BeginServer
     from flowrt.sched.drivers.way import Way
 
 KEPT = 16 << 20  # bytes of reports: some 50,000 of a few replicas

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowrt.sched.drivers.messages import AskedRows, BeginServer, Update, Wants
+from flowrt.sched.drivers.messages import AskedRows, Update, Wants
 
 if TYPE_CHECKING:
+    from flowrt.sched.drivers.beginning import BeginServer
     from flowrt.sched.drivers.closed import Closed
     from flowrt.sched.drivers.way import Way
     from flowrt.sched.host.rendezvous import Array

@@ -25,7 +25,6 @@ from flowrt.sched.drivers.messages import (
     Allow,
     Applied,
     ApplyOrder,
-    BeginServer,
     Failed,
     Held,
     Lost,
@@ -50,6 +49,7 @@ from flowrt.sched.versions.shard import Shard, Untold
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
+    from flowrt.sched.drivers.beginning import BeginServer
     from flowrt.sched.drivers.closed import Closed
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.server.leading import Leader

@@ -22,7 +22,8 @@ from flowrt.sched.versions.ledger import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from flowrt.sched.drivers.messages import Allow, BeginServer, Report
+    from flowrt.sched.drivers.beginning import BeginServer
+    from flowrt.sched.drivers.messages import Allow, Report
     from flowrt.sched.drivers.way import Way
 
 UNUSED = frozenset({OUTCOMES.index(Outcome.LATE), OUTCOMES.index(Outcome.LOST)})

@@ -19,7 +19,8 @@ from process_world import running
 
 import flowrt as fr
 from flowrt.base.device import CLIENT
-from flowrt.sched.drivers.messages import BeginReplica, Draw, Gone, Lost, Probe, Report
+from flowrt.sched.drivers.beginning import BeginReplica
+from flowrt.sched.drivers.messages import Draw, Gone, Lost, Probe, Report
 from flowrt.sched.policies import policy_to_data
 from flowrt.sched.server import detached
 from flowrt.sched.server.detached import Detached, DetachedTerms, Kept

@@ -14,13 +14,15 @@ import pytest
 from iteration_world import NUMBER, RUN, FakePlan, World, begun
 
 from flowrt.base.device import CLIENT
-from flowrt.sched.drivers.messages import BeginReplica, Ended
+from flowrt.sched.drivers.messages import Ended
 from flowrt.sched.replica.stopwatch import Phase, Stopwatch
 from flowrt.sched.server.reporting import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
+
+    from flowrt.sched.drivers.beginning import BeginReplica
 
 K = 4
 

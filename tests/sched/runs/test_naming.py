@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from flowrt.base.errors import FlowrtError
-from flowrt.sched.drivers.messages import Batch, BeginReplica, Failed, NewVersion, Seen
+from flowrt.sched.drivers.beginning import BeginReplica
+from flowrt.sched.drivers.messages import Batch, Failed, NewVersion, Seen
 from flowrt.sched.replica.replica import Replica
 
 

@@ -17,7 +17,7 @@ import reading_world as world
 
 import flowrt as fr
 from flowrt.data.sources import source_to_data
-from flowrt.sched.drivers.messages import BeginReplica
+from flowrt.sched.drivers.beginning import BeginReplica
 from flowrt.sched.drivers.way import Unread
 from flowrt.sched.replica import reading
 from flowrt.sched.replica.reading import Reader
