@@ -9,7 +9,6 @@ from flowrt.kernels.fusion import fused
 from flowrt.kernels.ops import (
     activation,
     along,
-    combining,
     elementwise,
     entries,
     index,
@@ -29,11 +28,13 @@ from flowrt.kernels.ops.nn import conv, pooling, recurrent, recurrent_on_cuda, s
 from flowrt.kernels.ops.nn import entropy as nn
 from flowrt.kernels.ops.shards import parts, routing
 from flowrt.kernels.ops.sorting import lines, places
+from flowrt.kernels.ops.updates import combining, compressing
 
 __all__ = [
     "activation",
     "along",
     "combining",
+    "compressing",
     "conv",
     "elementwise",
     "entries",

@@ -22,6 +22,7 @@ bytes before; then the content: a MessagePack array of the record's kind, a numb
 5  `Undone`      variables went back to an older version; what had been kept since was lost, or is used again
 6  `Missed`      versions were made of which nothing is known; what a run had not accounted for is lost
 7  `Over`        a run is over; what it had not used is unused
+8  `Packed`      how updates travel in the run that began last, where they are packed
 =  ============  ======================================================================================
 
 What a killed process or a power cut leaves of the last record, or zeros in its place, is passed over in reading, and

@@ -11,7 +11,19 @@ from flowrt.base.locating import fitting
 from flowrt.base.valueclass import valueclass
 from flowrt.ledger.account import OUTCOMES, Account, BatchState
 from flowrt.ledger.frames import MAGIC, records_in
-from flowrt.ledger.records import Begun, Handed, Made, Missed, Over, Record, Returned, Setup, Undone, record_from_data
+from flowrt.ledger.records import (
+    Begun,
+    Handed,
+    Made,
+    Missed,
+    Over,
+    Packed,
+    Record,
+    Returned,
+    Setup,
+    Undone,
+    record_from_data,
+)
 from flowrt.sched.versions.ledger import Outcome
 
 if TYPE_CHECKING:
@@ -26,7 +38,7 @@ class Version:
 
     ``kept``, ``late``, ``refused`` and ``lost`` are, by replica, the identities of the batches of its update;
     ``staleness`` by replica of ``kept`` how many versions old its values were. ``run`` is the number of its run,
-    ``setup`` which of the ledger's it was made under.
+    ``setup`` which of the ledger's it was made under. ``compression`` says how updates were packed, if they were.
     """
 
     version: int
@@ -37,6 +49,7 @@ class Version:
     lost: Mapping[int, tuple[int, ...]]
     staleness: Mapping[int, int]
     setup: Setup
+    compression: str = ""
 
     @property
     def kept_batches(self) -> tuple[int, ...]:
@@ -59,6 +72,7 @@ class Ledger:
         self.path = Path(path)
         self.versions: list[Version] = []
         self._account = Account()
+        self._compression = ""  # of the run that began last
         self._records: list[tuple[Record, int]] = []  # with the byte at which each ends
         self.torn = self._read()
 
@@ -77,6 +91,10 @@ class Ledger:
     def _take(self, record: Record) -> None:
         self._account.take(record)
         match record:
+            case Begun():
+                self._compression = ""
+            case Packed(_, compression):
+                self._compression = compression
             case Made():
                 self.versions.append(self._version(record))
             case Undone(version):
@@ -92,9 +110,8 @@ class Ledger:
         if setup is None:
             raise LedgerError(f"{self.path} does not say whose batches these are, before version {made.version}")
         late = of[Outcome.LATE] | of[Outcome.ABANDONED]
-        return Version(
-            made.version, self._account.run or 0, kept, late, of[Outcome.REFUSED], of[Outcome.LOST], stale, setup
-        )
+        refused, lost, run = of[Outcome.REFUSED], of[Outcome.LOST], self._account.run or 0
+        return Version(made.version, run, kept, late, refused, lost, stale, setup, self._compression)
 
     @property
     def setup(self) -> Setup | None:

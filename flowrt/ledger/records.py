@@ -97,9 +97,17 @@ class Over:
     unused: tuple[int, ...]
 
 
+@valueclass
+class Packed:
+    """In that run, which began last, updates travel as ``compression`` says: see `train.compression`."""
+
+    run: int
+    compression: str
+
+
 IDENTITIES = 1 << 32  # batches, of each of which readers keep a byte
-Record: TypeAlias = "Setup | Begun | Handed | Made | Returned | Undone | Missed | Over"
-KINDS: tuple[Any, ...] = (Setup, Begun, Handed, Made, Returned, Undone, Missed, Over)
+Record: TypeAlias = "Setup | Begun | Handed | Made | Returned | Undone | Missed | Over | Packed"
+KINDS: tuple[Any, ...] = (Setup, Begun, Handed, Made, Returned, Undone, Missed, Over, Packed)
 _FIELDS: dict[Any, Callable[[Any], Any]] = {kind: attrgetter(*(f.name for f in fields(kind))) for kind in KINDS}
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 

@@ -27,6 +27,7 @@ from flowrt.ledger.records import (
     Made,
     Missed,
     Over,
+    Packed,
     Record,
     Returned,
     Setup,
@@ -76,8 +77,10 @@ class LedgerWriter:
             if (report.run, report.version) == (self.account.run, self.account.version):
                 self.made(report)
 
-    def begin(self, run: int, version: int, because: str = OLDER, *, again: bool = False) -> None:
-        """A run begins at ``version``.
+    def begin(
+        self, run: int, version: int, because: str = OLDER, *, again: bool = False, compression: str = ""
+    ) -> None:
+        """A run begins at ``version``, in which updates are packed as ``compression`` says, if they are.
 
         Where the variables are not where the ledger had them, ``because`` says why they are older. What was kept since
         is lost, unless it is to be used ``again`` where batches are requeued.
@@ -91,11 +94,13 @@ class LedgerWriter:
         if version < before:
             self._undo(version, because, again)
         self._append(Begun(run, version, time.time()))
+        if compression:
+            self._append(Packed(run, compression))
 
-    def attach(self, run: int, version: int, because: str = OLDER) -> None:
+    def attach(self, run: int, version: int, because: str = OLDER, *, compression: str = "") -> None:
         """A detached run begins, or is attached to: reports follow from ``version`` on, of which some may be known."""
         if self.account.run != run or (self.account.version or 0) < version:
-            self.begin(run, version, because)
+            self.begin(run, version, because, compression=compression)
 
     def over(self) -> None:
         """The run is over; what is not accounted for is unused. Twice is once."""

@@ -23,7 +23,7 @@ from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.language.table import FACTS, require_kernel
 from flowrt.kernels.language.variants import Variant, symbol_of
 from flowrt.kernels.launch import WAYS, apply_kernel
-from flowrt.kernels.ops.combining import summing
+from flowrt.kernels.ops.updates.combining import summing
 from flowrt.kernels.tiles.convolution.lines import flattened
 from flowrt.kernels.tiles.micro import Tile, native, tile_part, tiles_of
 from flowrt.kernels.tiles.products import Tiled

@@ -35,6 +35,7 @@ from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
 from flowrt.optim.optimizer import by_parts, counted_together, mirror
 from flowrt.sched.policies import AllOf, LocalSteps, Policy, fewest, fixed_size, policy_to_data
+from flowrt.train.compression import checked_compression
 from flowrt.train.local import LocalCopies as LocalCopies
 from flowrt.train.local import LocalTower, apply_differences, build_local, outer_of
 from flowrt.train.scaling import scale_of
@@ -103,6 +104,7 @@ class Built:
         worker_device: str | Sequence[str] = "/job:worker/task:{}",
         late: str = "drop",
         split_above: int | None = 1 << 28,
+        compression: str | None = None,
     ) -> None:
         self.graph: Graph = current_graph("replicated training")
         self.policy: Policy = AllOf() if policy is None else policy
@@ -112,6 +114,7 @@ class Built:
         self.outer: Optimizer | None = None if local is None else outer_of(local)
         self.inputs = checked_inputs(inputs)
         self.late = late
+        self.compression = checked_compression(compression)
         least, self.replicas = _range(replicas)
         self._check(servers, optimizer)
         self.copies = _checked_copies(copies, servers)

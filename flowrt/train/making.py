@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flowrt.session.runners import compile_for
+from flowrt.train.compression import PackingChoice
 from flowrt.train.holding import find_places, holders_at
 from flowrt.train.program import ProgramParts, away
 
@@ -32,13 +33,16 @@ class Maker:
         self._made: ProgramParts | None = None
         self._lost: frozenset[str] = frozenset()  # when that was made
         self._making = asyncio.Lock()
+        self.packing = PackingChoice(trainer.compression)
 
     async def program(self, gone: frozenset[str] = frozenset()) -> Program:
         """The program for the nodes that are not `away`, its servers on tasks that are not ``gone``.
 
         Raises what compiling raises, and `GraphError` for what nodes cannot do by themselves.
         """
-        return (await self._maker()).program(gone)
+        made = await self._maker()
+        self.packing.see(self._runner, [tower.home for tower in made.towers.values()], made.holders.tasks)
+        return made.program(gone, self.packing)
 
     def holders(self) -> Holders:
         """Who holds what."""

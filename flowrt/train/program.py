@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Tensor
     from flowrt.session.runners import Runner
     from flowrt.train.built import Built, Tower
+    from flowrt.train.compression import PackingChoice
     from flowrt.train.local import LocalTower
 
 
@@ -118,13 +119,18 @@ class ProgramParts:
 
     # ── who does what ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def program(self, gone: frozenset[str]) -> Program:
+    def program(self, gone: frozenset[str], packing: PackingChoice) -> Program:
         """The program of a run whose servers are on the tasks that are not ``gone``."""
         trainer, run = self._trainer, _Servers(self, gone)
         replicas = tuple(self.towers[t.replica].home if t.replica in self.towers else t.node for t in trainer.towers)
-        begin_servers = tuple([self._begin_server(run, number, replicas) for number in range(len(run.tasks))])
+        parts = [self._parts(trainer.towers[0], run, task) for task in run.tasks]
+        begin_servers = tuple(
+            [packing.of_server(self._begin_server(run, number, replicas), each) for number, each in enumerate(parts)]
+        )
         begin_replicas = [
-            self._begin_replica(run, self.towers[t.replica]) if t.replica in self.towers else None
+            packing.of_replica(self._begin_replica(run, self.towers[t.replica]), parts)
+            if t.replica in self.towers
+            else None
             for t in trainer.towers
         ]
         looks = tuple(Look(trainer.container, trainer.name, self._steps(run.told_by(task))) for task in run.tasks)
@@ -339,14 +345,7 @@ class ProgramParts:
             servers=run.tasks,
             plan=made.plan,
             told=len(_told(tower)),
-            parts=tuple(
-                tuple(
-                    order[id(part)]
-                    for server in run.on(task)
-                    for part in parts_of(gradient for gradient, _ in trainer.gradients_of(tower, server))
-                )
-                for task in run.tasks
-            ),
+            parts=tuple(tuple(order[id(part)] for part in self._parts(tower, run, task)) for task in run.tasks),
             finite=tuple(
                 tuple(len(parts) + place for place, server in enumerate(checks) if server in run.on(task))
                 for task in run.tasks
@@ -356,6 +355,11 @@ class ProgramParts:
             **self._local(run, made),
             **self._common,
         )
+
+    def _parts(self, tower: Tower, run: _Servers, task: str) -> list[Tensor]:
+        """The parts of a tower's update that are for a server."""
+        pairs = (pair for server in run.on(task) for pair in self._trainer.gradients_of(tower, server))
+        return parts_of(gradient for gradient, _ in pairs)
 
     def _feeds(self, run: _Servers, made: _Tower) -> dict[str, Any]:
         """What a tower is fed, and what it asks for."""

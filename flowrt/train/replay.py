@@ -3,7 +3,8 @@
 Law: nothing is decided anew. Each version keeps what was kept, in replica order, of the values that the version before
 left; random ops draw by version and replica. Who was not kept is handed nothing, so it does not begin. Replicas that
 keep something from round to round, as those of `LocalSteps` may, begin with nothing where they did then, so each run of
-then is one again; and they are to have kept what follows from the rounds that counted.
+then is one again; and they are to have kept what follows from the rounds that counted. Updates are packed as they were
+then, wherever they go now.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Replay(Steps):
         if isinstance(supply, Retold):
             supply.wanted = frozenset(identity for each in left for identity in each.kept_batches)
         width = -(-trainer.replicas // 8)
-        part = _rounds_from(self._retold, left, trainer) if _keeps(trainer) else left
+        part = _rounds_from(self._retold, left, trainer) if _keeps(trainer) else _packed_alike(left)
+        trainer.packing_in(self._session).begin(part[0].compression if part else None)
         kept = [each.kept for each in part[: SETS_BYTES // width]]
         self._until = version + len(kept)
         supply.handing = Retelling(trainer.replicas, self._depth, kept)
@@ -124,6 +126,11 @@ def _from(ledger: Ledger, version: int) -> Sequence[Version]:
         if not all(each.kept.values()):
             raise LedgerError(f"{ledger.path}: it is not known which batches made version {each.version}")
     return versions
+
+
+def _packed_alike(left: Sequence[Version]) -> Sequence[Version]:
+    """Those of ``left`` whose updates travelled as those of the first did."""
+    return [*takewhile(lambda each: each.compression == left[0].compression, left)]
 
 
 def _keeps(trainer: Trainer) -> bool:

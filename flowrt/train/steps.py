@@ -181,6 +181,7 @@ class Steps:
         self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner
     ) -> None:
         """Make what there is to end, all of it or nothing."""
+        self._trainer.packing_in(self._session).begin(self._trainer.compression if self._detached else None)
         self._ledger = self._open_ledger()
         try:
             self._supply = self._supply_of(batches, runner)
@@ -190,6 +191,11 @@ class Steps:
             if self._ledger is not None:
                 self._ledger.close()
             raise
+
+    @property
+    def _compression(self) -> str:
+        """How updates are packed in runs that have begun; empty where they are not."""
+        return self._trainer.packing_in(self._session).how or ""
 
     def _open_ledger(self) -> LedgerWriter | None:
         return open_ledger(self._trainer, self._session, self._ledger_path)
@@ -365,10 +371,10 @@ class Steps:
         if ledger is None:
             return
         if self._detached:  # server 0 has all handed out
-            ledger.attach(self._run.number, self._run.version, because)
+            ledger.attach(self._run.number, self._run.version, because, compression=self._compression)
             return
         remakes = isinstance(supply, Identities)
-        ledger.begin(self._run.number, self._run.version, because, again=remakes)
+        ledger.begin(self._run.number, self._run.version, because, again=remakes, compression=self._compression)
         if remakes:
             supply.handing.requeue(*set(ledger.account.unused).difference(supply.handing.open))
 

@@ -12,6 +12,7 @@ from flowrt.train.making import Maker
 
 if TYPE_CHECKING:
     from flowrt.session.session import Session
+    from flowrt.train.compression import PackingChoice
     from flowrt.train.program import Program
 
 
@@ -25,6 +26,10 @@ class Trainer(Built):
     async def program(self, session: Session, gone: frozenset[str] = frozenset()) -> Program:
         """What the nodes of ``session`` run, made once for those that are there, with no server on those ``gone``."""
         return await self._maker(session).program(gone)
+
+    def packing_in(self, session: Session) -> PackingChoice:
+        """How updates are packed in runs on the nodes of ``session``."""
+        return self._maker(session).packing
 
     async def copies_on(self, session: Session) -> Copies:
         """The variables that are held twice on the nodes of ``session``."""

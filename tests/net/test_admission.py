@@ -36,8 +36,8 @@ STRANGERS = {
     "Origin": (HEAD + "\r\nOrigin: http://127.0.0.1", 403),
     "foreign Host": (HEAD.replace("Host: 127.0.0.1", "Host: evil.example"), 403),
     "another path": (HEAD.replace("/flowrt ", "/other "), 404),
-    "another version": (HEAD.replace("flowrt/3", "flowrt/1"), 426),
-    "no upgrade": (HEAD.replace("Upgrade: flowrt/3", "X: y"), 426),
+    "another version": (HEAD.replace("flowrt/4", "flowrt/1"), 426),
+    "no upgrade": (HEAD.replace("Upgrade: flowrt/4", "X: y"), 426),
     "another method": (HEAD.replace("GET", "POST"), 400),
     "garbage": ("\x16\x03\x01\x02\x00\x01", 400),
     "broken HTTP": ("GET \x00\x01 ", 400),
@@ -73,7 +73,7 @@ async def test_an_ipv6_or_named_loopback_host_is_known() -> None:
     async with serve("127.0.0.1", 0, TOKEN, echo) as server:
         for host in ("localhost", "localhost:80", "[::1]:80", "127.0.0.1:1"):
             answer = await ask(
-                server.port, (HEAD.replace("flowrt/3", "x").replace("127.0.0.1", host) + "\r\n\r\n").encode()
+                server.port, (HEAD.replace("flowrt/4", "x").replace("127.0.0.1", host) + "\r\n\r\n").encode()
             )
             assert answer.startswith(b"HTTP/1.1 426")
 
@@ -156,7 +156,7 @@ async def test_a_client_tells_other_servers_from_nodes() -> None:
         (b"", NodeLost, "127.0.0.1"),
         (None, NodeLost, "did not answer within 0.3 s"),
         (
-            b"HTTP/1.1 101 Go\r\nUpgrade: flowrt/3\r\nConnection: Upgrade\r\n\r\n",
+            b"HTTP/1.1 101 Go\r\nUpgrade: flowrt/4\r\nConnection: Upgrade\r\n\r\n",
             AuthenticationError,
             "it is no node of ours",
         ),

@@ -119,7 +119,7 @@ async def test_an_impostor_hears_a_nonce_and_a_seal() -> None:
             HandshakeTerms(theirs, mine).node_proof("a guess"),
             HandshakeTerms(theirs, theirs).client_proof("x"),
         ]
-        answer = {"Upgrade": "flowrt/3", **mine.headers(), "Flowrt-Proof": proofs[len(heard) % 3].hex()}
+        answer = {"Upgrade": "flowrt/4", **mine.headers(), "Flowrt-Proof": proofs[len(heard) % 3].hex()}
         writer.write(heads.written("HTTP/1.1 101 Switching Protocols", answer))
         rest = await reader.read()
         writer.close()

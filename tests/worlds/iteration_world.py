@@ -22,7 +22,7 @@ import numpy as np
 from flowrt.base.device import CLIENT
 from flowrt.base.plan import PlanFeed
 from flowrt.base.spec import Spec
-from flowrt.kernels.ops.combining import summing
+from flowrt.kernels.ops.updates.combining import summing
 from flowrt.sched.drivers.beginning import BeginReplica, BeginServer
 from flowrt.sched.drivers.messages import Allow, Batch, Ended, Report
 from flowrt.sched.host.memory import Memory

@@ -35,6 +35,7 @@ from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.spares import Spares
 from flowrt.sched.policies import fixed_size, policy_to_data
 from flowrt.sched.runs.iterations import Iterations
+from flowrt.train.compression import PackingChoice
 from flowrt.train.statistics import Tally
 from flowrt.train.steps import Steps
 
@@ -676,7 +677,11 @@ class Trainer(SimpleNamespace):
     """What a client needs of a trainer."""
 
     scale = None  # its loss is as it is
+    compression = ""  # nor are its updates packed
     __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def packing_in(self, session: Any) -> PackingChoice:
+        return PackingChoice("")
 
 
 def batches(first: int = 0) -> Iterator[dict[str, Array]]:

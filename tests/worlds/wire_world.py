@@ -35,7 +35,7 @@ HEAD = "\r\n".join(
     (
         "GET /flowrt HTTP/1.1",
         "Host: 127.0.0.1",
-        "Upgrade: flowrt/3",
+        "Upgrade: flowrt/4",
         "Connection: Upgrade",
         *(f"{name}: {value}" for name, value in OPENING.headers().items()),
     )

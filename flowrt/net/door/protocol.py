@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Hello: TypeAlias = Mapping[str, Any]
 
-PROTOCOL = "flowrt/3"
+PROTOCOL = "flowrt/4"
 PATH = "/flowrt"
 HOST = "flowrt-host"  # where a client says which host it is on
 PEER = "flowrt-peer"  # where a node says who came to it, so that the client sees whether that was itself

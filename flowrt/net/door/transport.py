@@ -1,6 +1,6 @@
 """The door: who may open a connection to a node. How one is opened is `flowrt.net.door.connecting`'s.
 
-A connection begins as HTTP, ``GET /flowrt`` with ``Upgrade: flowrt/3``, and goes on as `flowrt.net.wire.handshake`
+A connection begins as HTTP, ``GET /flowrt`` with ``Upgrade: flowrt/4``, and goes on as `flowrt.net.wire.handshake`
 says: the answer 101 proves that the node has the token, then the client proves the same, and the stream is handed to
 `flowrt.net.stream.connection`. Law: of a stranger nothing is read but an HTTP head of at most 8 KiB and a proof of 32
 bytes, within a deadline; nothing of msgpack is decoded before the proof is checked; a refusal says which rule it broke

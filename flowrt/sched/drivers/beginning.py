@@ -31,6 +31,7 @@ class BeginServer:
         seed: Of what random ops draw.
         measures: Whether sums of squares are measured, for the policy.
         detached: `Terms` of a run without a client.
+        packed: Of each part of an update, how it comes, as `packing` says; empty where all come as they are.
         combined: Where sets may be of any size, or weighted, ``apply`` is fed one update, which the server makes of the
             set: for each part of it, whether it is of rows, which are laid behind one another. Empty elsewhere.
         counted: Of the parts, how many, from the first on, count in sums of squares: others have the rest, too.
@@ -62,6 +63,7 @@ class BeginServer:
     floor: int = 0
     detached: tuple[Any, ...] = ()
     births: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()
 
 
 @valueclass
@@ -95,6 +97,7 @@ class BeginReplica:
         source: Where it reads its batches itself, by `Draw`: what of, as `source_to_data` says.
         inputs: What such a batch is made of, in order: (name, dtype, dims).
         detached: Whether it goes on without a client; then ``births`` are as in `BeginServer`.
+        packed: For each server, what it is told by `BeginServer.packed`.
     """
 
     run: int
@@ -128,3 +131,4 @@ class BeginReplica:
     inputs: tuple[tuple[Any, ...], ...] = ()
     detached: bool = False
     births: tuple[str, ...] = ()
+    packed: tuple[tuple[str, ...], ...] = ()

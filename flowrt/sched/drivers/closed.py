@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -36,6 +36,14 @@ class Told(Numbers):
         super().__init__()
         self.counter: Any = itertools.repeat(0)  # what is added to `base`
         self.gate = gate
+
+
+class Runnable(Protocol):
+    """What a driver runs: a `Closed`, or what does more than that alone."""
+
+    def run_now(self, feeds: Sequence[Array], number: int) -> list[Array] | None: ...
+
+    async def run(self, feeds: Sequence[Array], context: RunContext) -> list[Array]: ...
 
 
 class Closed:

@@ -18,7 +18,7 @@ from flowrt.sched.host.host import RunContext
 if TYPE_CHECKING:
     import asyncio
 
-    from flowrt.sched.drivers.closed import Closed
+    from flowrt.sched.drivers.closed import Closed, Runnable
     from flowrt.sched.drivers.striking import Striking
     from flowrt.sched.drivers.tasks import Tasks
     from flowrt.sched.host.host import Host
@@ -69,7 +69,7 @@ class Way:
             self.striking.push(message, lambda: self.send(peer, self.epoch, message))
 
     def compute(
-        self, plan: Closed, feeds: Sequence[Array], step: StepOf, then: Then, failed: Failed, at: str = ""
+        self, plan: Runnable, feeds: Sequence[Array], step: StepOf, then: Then, failed: Failed, at: str = ""
     ) -> asyncio.Task[None] | None:
         """Call ``then`` with the plan's fetches, or ``failed``: before this returns, if the plan is short.
 
@@ -91,7 +91,7 @@ class Way:
         return None
 
     async def _compute(
-        self, plan: Closed, feeds: Sequence[Array], step: StepOf, then: Then, failed: Failed, late: float = 0.0
+        self, plan: Runnable, feeds: Sequence[Array], step: StepOf, then: Then, failed: Failed, late: float = 0.0
     ) -> None:
         try:
             fetches = await self.run_plan(plan, feeds, step)
@@ -101,7 +101,7 @@ class Way:
         else:
             then(fetches)
 
-    async def run_plan(self, plan: Closed, feeds: Sequence[Array], step: StepOf) -> list[Array]:
+    async def run_plan(self, plan: Runnable, feeds: Sequence[Array], step: StepOf) -> list[Array]:
         """The plan's fetches, as a step of its own.
 
         What random ops draw depends on the version alone: the same when it is computed again.

@@ -22,7 +22,7 @@ from flowrt.sched.drivers.tasks import sleep_until
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.beginning import BeginReplica
-    from flowrt.sched.drivers.closed import Closed
+    from flowrt.sched.drivers.closed import Closed, Runnable
     from flowrt.sched.drivers.way import Way
     from flowrt.sched.host.rendezvous import Array
 
@@ -53,7 +53,7 @@ class Rounds:
         step: Closed,
         start: Closed | None,
         load: Closed,
-        differ: Closed,
+        differ: Runnable,
         merge: Closed | None,
         way: Way,
     ) -> None:
@@ -146,14 +146,14 @@ class Rounds:
         self._together = int(TOGETHER * len(found) / max(clock() - began, LEAST))
         return found
 
-    async def _run(self, plan: Closed, values: Sequence[Any], number: int) -> list[Array]:
+    async def _run(self, plan: Runnable, values: Sequence[Any], number: int) -> list[Array]:
         """The fetches of a plan. ``number`` counts the replica's local steps: what random ops draw depends on it."""
         role = self._role
         if (fetches := await self._run_now(plan, values, number)) is not None:
             return fetches
         return await self._way.run_plan(plan, values, (number, role.replica, role.replicas))
 
-    async def _run_now(self, plan: Closed, values: Sequence[Any], number: int) -> list[Array] | None:
+    async def _run_now(self, plan: Runnable, values: Sequence[Any], number: int) -> list[Array] | None:
         """The fetches of a short plan; None of another."""
         fetches = plan.run_now(values, number)
         if fetches is not None:

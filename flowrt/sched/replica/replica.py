@@ -36,6 +36,7 @@ from flowrt.sched.drivers.messages import (
     Update,
     make_update,
 )
+from flowrt.sched.drivers.packing import unpacked_now
 from flowrt.sched.drivers.pulse import Pulse
 from flowrt.sched.drivers.way import Unread, Way, bundled, may_be, unbundled
 from flowrt.sched.replica.asking import Asking
@@ -43,7 +44,7 @@ from flowrt.sched.replica.stopwatch import Phase, Stopwatch
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.beginning import BeginReplica
-    from flowrt.sched.drivers.closed import Closed
+    from flowrt.sched.drivers.closed import Closed, Runnable
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.replica.local import Rounds
     from flowrt.sched.replica.reading import Reader
@@ -56,7 +57,7 @@ class Replica:
     """
 
     def __init__(
-        self, role: BeginReplica, tower: Closed, ask: Closed | None, way: Way, rounds: Rounds | None = None
+        self, role: BeginReplica, tower: Runnable, ask: Closed | None, way: Way, rounds: Rounds | None = None
     ) -> None:
         self.role = role
         self._tower = tower
@@ -364,7 +365,7 @@ class Replica:
         for places, checks, wanted in zip(role.parts, role.finite, wants, strict=True):
             finite = all(map(made.__getitem__, checks))
             parts = [made[place] for place in places] if finite else []
-            square = square_of(parts, role.measured[len(posted)]) if role.measured else nan
+            square = self._square(parts, len(posted)) if role.measured else nan
             own = (role.run, version, role.replica, ready, bundled(parts))
             posted.append(make_update(*own, told, wanted, times, finite, samples, square))
             told, times = (), b""  # which are for server 0
@@ -373,6 +374,13 @@ class Replica:
             self.way.post(role.servers[server], update)
             if self._at[server] > version:  # told meanwhile
                 self._see(server, self._at[server], waits=False)
+
+    def _square(self, parts: Sequence[Array], server: int) -> float:
+        """The sum of the squares of what a server makes of parts."""
+        role = self.role
+        if role.packed:
+            parts = unpacked_now(parts, role.packed[server], self.way.host.memory)
+        return square_of(parts, role.measured[server])
 
     def _announce(self, used: int) -> int:
         """How many groups server 0 is told that it has been given: up to the next one, of those that wait.

@@ -48,6 +48,7 @@ from flowrt.sched.drivers.messages import (
     Update,
     Wants,
 )
+from flowrt.sched.drivers.packing import packing
 from flowrt.sched.drivers.tasks import Tasks
 from flowrt.sched.drivers.way import Send, Way
 from flowrt.sched.replica.local import Rounds
@@ -310,8 +311,9 @@ class Iterations:
         tower, load, differ = Closed(plans(asked.plan), asked.seed, whose), closed(asked.load), closed(asked.differ)
         rounds = None
         if load is not None and differ is not None:
-            rounds = Rounds(asked, tower, closed(asked.start), load, differ, closed(asked.merge), way)
-        replica = Replica(asked, tower, closed(asked.ask), way, rounds)
+            makes = packing(differ, asked, self._host)
+            rounds = Rounds(asked, tower, closed(asked.start), load, makes, closed(asked.merge), way)
+        replica = Replica(asked, packing(tower, asked, self._host, asked.told), closed(asked.ask), way, rounds)
         self._replicas[asked.run, asked.replica] = replica
         replica.start()
 

@@ -19,7 +19,7 @@ import numpy as np
 from flowrt.base.errors import InternalError, SpecError
 from flowrt.kernels.language.variants import is_compiled
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, LaunchStep, Operand
-from flowrt.kernels.ops.combining import blocks_of, summing, weighed_in
+from flowrt.kernels.ops.updates.combining import blocks_of, summing, weighed_in
 from flowrt.sched.drivers.measuring import square_of
 
 if TYPE_CHECKING:

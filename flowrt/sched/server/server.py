@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -36,6 +37,7 @@ from flowrt.sched.drivers.messages import (
     make_applied,
     make_version,
 )
+from flowrt.sched.drivers.packing import Unpacking
 from flowrt.sched.drivers.way import Way, bundled, unbundled
 from flowrt.sched.server.combining import Combiner
 from flowrt.sched.server.coordination import Coordination
@@ -112,6 +114,9 @@ class Server:
             if role.combined
             else None
         )
+        self._unpacking = Unpacking(role.packed, way) if any(role.packed) else None
+        if self._unpacking is not None:
+            self._expected = self._unpacking.expected(self._expected)
         self._squares = [nan] * len(role.replicas)  # of the newest update of each
         self._square = nan  # of what the variables were moved by last
         self._applying: asyncio.Task[None] | None = None
@@ -331,13 +336,23 @@ class Server:
             if version < self._shard.version:
                 self._say(Applied(self.role.run, self.role.server, version, self._square))
             return
+        then = partial(self._combine, version, replicas, weights)
+        if self._unpacking is None:
+            then(updates)
+        elif (unpacking := self._unpacking.unpack(updates, then, partial(self._give_back, version))) is not None:
+            self._applying = unpacking  # else it is done already
+
+    def _combine(
+        self,
+        version: int,
+        replicas: tuple[int, ...],
+        weights: tuple[float, ...] | None,
+        updates: Sequence[Sequence[Array]],
+    ) -> None:
+        """Move the variables by what the plan takes of a set: its updates, or the one that is made of them."""
         if self._combiner is None:
             self._move(version, updates)
             return
-
-        def failed(error: BaseException) -> None:
-            self._give_back(version, error)
-
         combiner = self._combiner
         alone = len(replicas) == 1 and weights is None
 
@@ -345,6 +360,7 @@ class Server:
             self._square = self._squares[replicas[0]] if alone else combiner.square
             self._move(version, [parts], lasting=alone)
 
+        failed = partial(self._give_back, version)
         if (combining := combiner.combine(updates, weights, combined, failed)) is not None:
             self._applying = combining  # else they are moved already, or that goes on in another task
 

@@ -14,7 +14,7 @@ import pytest
 import flowrt as fr
 from flowrt.base.errors import SpecError
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.ops.combining import BLOCK
+from flowrt.kernels.ops.updates.combining import BLOCK
 from flowrt.sched.drivers.tasks import Tasks
 from flowrt.sched.drivers.way import Way
 from flowrt.sched.host.host import Host
