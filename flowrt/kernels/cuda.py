@@ -16,7 +16,7 @@ import numpy as np
 from numba import cuda, typeof, types
 from numba.np.numpy_support import from_dtype
 
-from flowrt.base.spec import Spec, stored
+from flowrt.base.spec import Spec, spec_of, stored
 from flowrt.kernels.cuda_copies import CudaCopies, Gpu, Libraries, LibraryLaunch
 from flowrt.kernels.cuda_functions import bound
 from flowrt.kernels.cuda_fused import entries_together, entrywise, expression_of
@@ -197,8 +197,7 @@ def run_kernel(
     gpu = open_gpu(0)
     copies = CudaCopies(gpu)
     try:
-        specs = [Spec(a.dtype, a.shape) for a in inputs]
-        prepared = PreparedSteps(op, specs, outputs, attrs, gpu.libraries)
+        prepared = PreparedSteps(op, [spec_of(a) for a in inputs], outputs, attrs, gpu.libraries)
         run = copies.put(np.zeros(RUN_WORDS, np.int64) if words is None else words)
         given = [copies.put(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in inputs]
         made = [gpu.allocate(max(spec.nbytes, 1)) for spec in (*outputs, *prepared.scratch)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from flowrt.base.errors import FlowrtError
-from flowrt.base.spec import Spec, is_half, stored
+from flowrt.base.spec import Spec, is_half, spec_of, stored
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.own import raised_in
 from flowrt.kernels.language.table import (
@@ -439,6 +439,6 @@ def run_kernel(
     """
     run = np.zeros(RUN_WORDS, np.int64) if words is None else words
     given = [np.asarray(a, order="C") for a in inputs]
-    made = prepare(op, [Spec(a.dtype, a.shape) for a in given], outputs, attrs).compute(given, run)
+    made = prepare(op, [spec_of(a) for a in given], outputs, attrs).compute(given, run)
     check(run, op, lambda: op)
     return made

@@ -23,7 +23,7 @@ from numba.cuda import dispatcher
 from op_examples import EXAMPLES, Example
 
 from flowrt.base.errors import FlowrtError
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels import cuda
 from flowrt.kernels.language.table import KERNELS, Form
 from flowrt.kernels.launch import LaunchStep, apply_kernel
@@ -98,7 +98,7 @@ def main() -> None:
         if max((a.size for a in example.arrays), default=0) <= 1000:
             world.visit(example)
     for op, arrays, outputs, attrs in programs():
-        world.compile(op, [Spec(a.dtype, a.shape) for a in arrays], outputs, attrs)
+        world.compile(op, [spec_of(a) for a in arrays], outputs, attrs)
     tell({"compiled": world.compiled, "failures": world.failures, "widened": sorted(world.widened)})
 
 

@@ -40,6 +40,7 @@ from flowrt.kernels.fusion.program import (
     kept_shape,
     source_view,
     specs_of,
+    views_of,
 )
 from flowrt.kernels.fusion.rowwise import in_stages, kept_entries, reductions_read_again, whole_rows
 from flowrt.kernels.fusion.short_rows import are_costly, needs_copy, needs_launch
@@ -108,13 +109,14 @@ def _between_reductions(
 ) -> list[list[int]]:
     """The members, by number, in pieces one after another: stages without their reductions, then each of these."""
     found: list[list[int]] = []
+    read_in_place = views_of(members, first).difference(results)
     for piece in in_stages(specs, members, results, first):
         reductions = [n for n in piece if is_reduction(members[n - first][0])]
         taken = {members[n - first][1][0] for n in reductions}
         rest = [n for n in piece if n not in reductions]
-        if any(not is_view(members[n - first][0]) for n in rest):
+        if not read_in_place.issuperset(rest):
             found.append(rest)
-        found += [[n] for n in rest if n in taken and is_view(members[n - first][0])]
+        found += [[n] for n in rest if n in taken and n in read_in_place]
         found += [[n] for n in reductions]
     return found
 
