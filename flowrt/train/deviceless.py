@@ -30,7 +30,8 @@ class Deviceless:
         """Take down that the device of a replica is lost."""
         task = self._trainer.nodes[replica]
         if replica not in self._since:
-            _log.warning("%s goes on without replica %d, on %s: %s", self._trainer.name, replica, task, why)
+            where = f", on {task}" if task else ""  # not in a program that is all of one process
+            _log.warning("%s goes on without replica %d%s: %s", self._trainer.name, replica, where, why)
         self._since[replica] = self._nodes.losses.get(task, 0)
 
     def able(self, replicas: Iterable[int]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from contextlib import aclosing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -353,8 +354,9 @@ def test_no_cuda_package_is_imported_where_there_is_no_gpu() -> None:
     assert "cuda is not used: " in done.stderr
 
 
-def a_failing_arena(arena: Any, name: str, after: int) -> Any:
-    """The example's devices, whose ``name`` says, once it was asked for so often, that the device is lost."""
+def a_failing_arena(arena: Any, name: str, after: int, error: Exception | None = None) -> Any:
+    """The example's devices, whose ``name`` fails, once it was asked for so often: as the device is lost, if no other
+    ``error`` is said."""
 
     class Failing(arena.Arena):  # type: ignore[name-defined,misc]
         asked = 0
@@ -362,7 +364,7 @@ def a_failing_arena(arena: Any, name: str, after: int) -> Any:
     def ask(self: Any, *args: Any) -> Any:
         self.asked += 1
         if self.asked > after:
-            raise fr.DeviceLost("an illegal address")
+            raise error or fr.DeviceLost("an illegal address")
         return getattr(arena.Arena, name)(self, *args)
 
     setattr(Failing, name, ask)
@@ -401,6 +403,64 @@ async def test_a_device_that_is_lost_says_where_and_the_host_and_other_devices_g
             assert (await session.run(here, {x: [0.0, 0.0]})).tolist() == [1, 1]
     finally:
         fr.devices.register("arena", arena.ArenaKind)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "kind", "says"),
+    [
+        ("prepare", KeyError("tanh"), fr.FlowrtError, "tanh 'second' (.*): KeyError: 'tanh'"),
+        ("launch", OSError("too large a grid"), fr.FlowrtError, "tanh 'second' (.*): OSError: too large a grid"),
+        ("launch", MemoryError("a stack"), fr.ResourceError, "tanh 'second' (.*): no memory: a stack"),
+        ("finish", OSError("odd"), fr.FlowrtError, "one of 2: exp 'exp' (.*), tanh 'second' (.*): OSError: odd"),
+    ],
+)
+async def test_whatever_a_driver_raises_becomes_an_error_that_names_the_op_and_the_users_line(
+    arena: Any, name: str, error: Exception, kind: type[Exception], says: str
+) -> None:
+    failing = a_failing_arena(arena, name, after=0 if name == "finish" else 1, error=error)
+    fr.devices.register("arena", lambda: failing)
+    with fr.Graph() as graph, fr.device("arena:0"):
+        x = fr.placeholder("float32", (2,), name="x")
+        y = fr.tanh(fr.exp(x), name="second")
+    try:
+        async with fr.Session(graph, options=MIXED) as session:
+            with pytest.raises(kind, match=says.replace("(.*)", r"\(.*test_devices.py:\d+\)")) as caught:
+                await session.run(y, {x: [0.0, 0.0]})
+            assert caught.value.__cause__ is error
+    finally:
+        fr.devices.register("arena", arena.ArenaKind)
+
+
+async def test_a_replica_whose_device_in_this_process_is_lost_is_gone_without(
+    arena: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = a_failing_arena(arena, "launch", after=2)
+    fr.devices.register("arena", lambda: kind)
+
+    def loss_fn(inputs: Any) -> fr.Tensor:
+        return fr.mean(fr.square(fr.tanh(inputs["x"] @ fr.Variable(values(4, 3), name="w"))))
+
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(
+            loss_fn,
+            inputs={"x": fr.Spec("float32", (None, 4))},
+            optimizer=fr.optim.SGD(0.1),
+            replicas=2,
+            policy=fr.train.FirstOf(1),
+            server_device="cpu:0",
+            worker_device="/device:arena:{}",
+        )
+    batches = ({"x": values(2, 4, seed=seed)} for seed in range(1000))
+    without = 0
+    try:
+        async with fr.Session(graph, options=MIXED) as session, aclosing(trainer.steps(session, batches)) as reports:
+            async for report in reports:
+                without = 0 if 0 in (*report.kept, *report.late) else without + 1
+                if "goes on without" in caplog.text and without == 5:
+                    break
+    finally:
+        fr.devices.register("arena", arena.ArenaKind)
+    assert "replicated goes on without replica 0: arena:0 is lost: " in caplog.text
 
 
 async def test_a_step_that_cannot_fit_is_refused_before_anything_of_it_runs(opened: Any) -> None:

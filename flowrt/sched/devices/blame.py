@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowrt.base.errors import DeviceLost, GraphError
+from flowrt.base.errors import DeviceLost, FlowrtError, GraphError, ResourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
 
     from flowrt.base.plan import PlanNode
-    from flowrt.sched.devices.driver import Driver
+    from flowrt.base.spec import Spec
+    from flowrt.sched.devices.driver import Driver, Kernel
 
 MOST_NAMED = 16  # nodes, any of which may be the one
 
 
 class Naming:
-    """``with Naming(nodes):`` has what is said of a device that is lost inside name these: one of them did it."""
+    """``with Naming(nodes):`` has what goes wrong on a device inside name these: one of them did it.
+
+    What a driver raises that is no error of flowrt's becomes one: `ResourceError` where memory is short.
+    """
 
     __slots__ = ("_nodes",)
 
@@ -27,19 +32,35 @@ class Naming:
         """Nothing was said yet."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, DeviceLost):
-            told = list(dict.fromkeys(node.where() for node in self._nodes))
-            of = "" if len(told) == 1 else f"one of {len(told)}: "
-            more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
-            raise DeviceLost(f"{of}{', '.join(told[:MOST_NAMED])}{more}: {error}") from error
+        match error:
+            case DeviceLost():
+                raise DeviceLost(f"{self._named()}: {error}") from error
+            case FlowrtError():
+                return
+            case MemoryError():
+                raise ResourceError(f"{self._named()}: no memory{f': {error}' if str(error) else ''}") from error
+            case Exception():
+                raise FlowrtError(f"{self._named()}: {type(error).__name__}: {error}") from error
+
+    def _named(self) -> str:
+        told = list(dict.fromkeys(node.where() for node in self._nodes))
+        of = "" if len(told) == 1 else f"one of {len(told)}: "
+        more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
+        return f"{of}{', '.join(told[:MOST_NAMED])}{more}"
+
+
+def prepared(
+    driver: Driver, node: PlanNode, op: str, specs: tuple[Sequence[Spec], Sequence[Spec]], attrs: Mapping[str, Any]
+) -> Kernel:
+    """The kernel of an op that a node asks for, on inputs and outputs of these specs. Errors name the node."""
+    try:
+        with Naming([node]):
+            return driver.prepare(op, *specs, attrs)
+    except GraphError as error:
+        raise type(error)(f"{node.where()}: {error}") from error
 
 
 def finish(driver: Driver, issued: Iterable[PlanNode]) -> None:
-    """Wait until all that was ``issued`` is done. Where the device is lost, these are named."""
+    """Wait until all that was ``issued`` is done. Where that fails, these are named."""
     with Naming(issued):
         driver.finish()
-
-
-def located(node: PlanNode, error: GraphError) -> GraphError:
-    """The error with the node and the user's line in front."""
-    return type(error)(f"{node.where()}: {error}")

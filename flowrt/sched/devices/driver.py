@@ -57,7 +57,7 @@ class Driver(Protocol):
     """One open device. What it calls memory is its own affair: the scheduler hands it back, and looks at nothing.
 
     Where nothing can be done on it any more, whatever is asked of it raises `flowrt.DeviceLost`, and says why. It is
-    asked for nothing then but to `close`.
+    asked for nothing then but to `close`. Any other error is that of the step, which names what was computed.
 
     Two methods more may be there, and have more done in one call. ``part(memory, start, nbytes)`` answers some of a
     piece of memory as memory, from a multiple of 64 on, or for a copy from anywhere on: with it, all that a step

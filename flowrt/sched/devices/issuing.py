@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.errors import GraphError, SpecError, StepCancelled
+from flowrt.base.errors import SpecError, StepCancelled
 from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, check
-from flowrt.sched.devices.blame import Naming, finish, located
+from flowrt.sched.devices.blame import Naming, finish, prepared
 from flowrt.sched.devices.holding import Holding
 from flowrt.sched.devices.looping import Bodies, BodyUnit, Run
 from flowrt.sched.devices.memory import Arena, DeviceArray
@@ -170,10 +170,7 @@ class Issuer:
         known = self._kernels.setdefault(position, OrderedDict())
         if key not in known:
             node, made = self._plan.nodes[position], outputs()
-            try:
-                known[key] = self._arena.driver.prepare(op, inputs, made, node.attrs), made
-            except GraphError as error:
-                raise located(node, error) from error
+            known[key] = prepared(self._arena.driver, node, op, (inputs, made), node.attrs), made
             if len(known) > PREPARED_PER_NODE:
                 known.popitem(last=False)
         return known[key]

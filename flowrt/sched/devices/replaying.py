@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.errors import GraphError, ResourceError, StepCancelled
+from flowrt.base.errors import ResourceError, StepCancelled
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, replace_value, spec_of, value_known
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.launch import STATUS, check, run_kernel
-from flowrt.sched.devices.blame import Naming, finish, located
+from flowrt.sched.devices.blame import Naming, finish, prepared
 from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.staging import Staging, stage
@@ -181,10 +181,7 @@ class WholeRegions:
     def _prepare(
         self, node: PlanNode, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]
     ) -> Kernel:
-        try:
-            return self._arena.driver.prepare(op, inputs, outputs, attrs)
-        except GraphError as error:
-            raise located(node, error) from error
+        return prepared(self._arena.driver, node, op, (inputs, outputs), attrs)
 
     def _copying(self, nbytes: int) -> Kernel:
         return self._copies.setdefault(nbytes, _Copying(self._arena.driver, nbytes))
@@ -329,7 +326,7 @@ class WholeRegions:
                 told[-1] += staging.after
             with Naming(self._nodes([launch for stretch in layout.stretches for launch in stretch])):
                 recorded = [self._record(stretch) for stretch in told]
-        except MemoryError:
+        except (MemoryError, ResourceError):
             return None
         starts = (len(staging.before), *(0 for _ in recorded))
         stretches = [
