@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
+import programs
 import pytest
 from hypothesis import settings
 from kept import keep, recall
@@ -255,9 +256,9 @@ def simulated(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nodes_from_one_server() -> Iterator[None]:
-    """What nodes import is imported once, not for each of the clusters that tests open."""
-    with fork_server.kept():
+def _processes_from_one_server() -> Iterator[None]:
+    """What nodes and programs import is imported once, not for each of those that tests begin."""
+    with fork_server.kept(), programs.kept():
         yield
 
 

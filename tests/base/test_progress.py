@@ -9,7 +9,6 @@ import pty
 import re
 import select
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from places import ROOT
+from programs import python
 
 import flowrt as fr
 from flowrt import progress
@@ -178,7 +178,7 @@ def test_a_terminal_shows_a_bar_until_the_work_is_over() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
     environment.pop("FLOWRT_QUIET", None)
     child = subprocess.Popen(
-        [sys.executable, "-c", IN_A_TERMINAL],
+        [*python(), "-c", IN_A_TERMINAL],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=theirs,
@@ -293,7 +293,7 @@ with fr.BlockingSession(graph, options=fr.Options(threads=1)) as session:
 def test_a_cold_first_step_tells_how_many_kernels_are_compiled(quiet: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLOWRT_CACHE": str(tmp_path), "FLOWRT_BUILD": "never"}
     done = subprocess.run(
-        [sys.executable, "-c", COLD],
+        [*python(), "-c", COLD],
         env=environment | {"FLOWRT_QUIET": quiet},
         stderr=subprocess.PIPE,
         text=True,

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from bucket_world import bucket_served
 from places import PYTHONPATH, ROOT
+from programs import python
 
 import flowrt as fr
 from flowrt.base.errors import FlowrtError
@@ -107,7 +107,7 @@ def test_a_client_killed_at_any_moment_of_its_saves_loses_nothing_that_was_ackno
 ) -> None:
     """With servers these write, and go on for a while when their client is gone."""
     text = "\n".join(line[4:] for line in CLIENTS.splitlines())
-    command = [sys.executable, "-c", text, str(tmp_path), str(KILLS or kills), str(chosen()), str(servers)]
+    command = [*python(), "-c", text, str(tmp_path), str(KILLS or kills), str(chosen()), str(servers)]
     env = {**os.environ, "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110 + 4 * KILLS)
     assert done.stdout.startswith("well"), done.stderr
@@ -191,7 +191,7 @@ def test_a_client_killed_while_a_bucket_is_saved_to_loses_nothing_that_was_ackno
     text = "\n".join(line[4:] for line in UPLOADER.splitlines())
 
     def begin(url: str, saves: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", text, url, str(servers), str(saves)]
+        command = [*python(), "-c", text, url, str(servers), str(saves)]
         env = {**os.environ, "PYTHONPATH": PYTHONPATH}
         return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
 
@@ -249,6 +249,6 @@ FULL = """
 @pytest.mark.timeout(120)
 def test_where_the_system_takes_no_more_bytes_no_file_is_left_and_training_goes_on(tmp_path: Path) -> None:
     text = "\n".join(line[4:] for line in FULL.splitlines())
-    command = [sys.executable, "-c", text, str(tmp_path)]
+    command = [*python(), "-c", text, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.stdout == "well\n", done.stderr

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from bucket_world import bucket_served
+from programs import python
 
 import flowrt as fr
 from flowrt.base.errors import CheckpointError
@@ -267,7 +268,7 @@ async def test_the_command_lists_verifies_and_compares(tmp_path: Path, capsys: p
 
 def test_the_command_is_run_by_its_name(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "flowrt.checkpoint", str(tmp_path)],
+        [*python(), "-m", "flowrt.checkpoint", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from counting_client import HERE, PATH, cluster_file, counted, counting, ones
 from process_world import running
+from programs import python
 
 import flowrt as fr
 
@@ -34,7 +35,7 @@ asyncio.run(main())
 @asynccontextmanager
 async def client(*command: str) -> AsyncIterator[Process]:
     """A client process that has said that it is where it should be."""
-    async with running(sys.executable, *command, env=PATH) as process:
+    async with running(*command, env=PATH) as process:
         assert process.stdout is not None
         assert await process.stdout.readline()
         yield process
@@ -53,8 +54,8 @@ async def test_nodes_let_a_killed_client_go_within_ten_seconds_and_a_stopped_one
     async with fr.LocalCluster(ps=2, worker=2) as cluster:
         file = cluster_file(cluster, tmp_path)
         loop = asyncio.get_running_loop()
-        async with client("-c", IDLE, file) as stopped, fr.Session(graph, cluster=cluster) as session:
-            async with client(str(HERE / "counting_client.py"), file, "2") as killed:
+        async with client(sys.executable, "-c", IDLE, file) as stopped, fr.Session(graph, cluster=cluster) as session:
+            async with client(*python(), str(HERE / "counting_client.py"), file, "2") as killed:
                 assert await kept(session) == (3, 1)
                 stopped.send_signal(signal.SIGSTOP)
                 killed.kill()
@@ -75,7 +76,7 @@ async def test_a_client_of_the_name_of_one_that_was_killed_goes_on_at_once(tmp_p
     graph, trainer = counting(2)
     async with fr.LocalCluster(ps=2, worker=2, imports=["patient_nodes"]) as cluster:  # which let nobody go
         file = cluster_file(cluster, tmp_path)
-        async with client(str(HERE / "counting_client.py"), file, "2", "job") as killed:
+        async with client(*python(), str(HERE / "counting_client.py"), file, "2", "job") as killed:
             killed.kill()
             await killed.wait()
         async with fr.Session(graph, cluster=cluster, name="job") as session:

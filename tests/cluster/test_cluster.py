@@ -20,6 +20,7 @@ import pytest_asyncio
 from cluster_plans import PS, WORKERS, counter, dead, echo, failing, relay, waiting
 from places import PYTHONPATH
 from process_world import alive, ended, ignores, running
+from programs import python
 
 from flowrt.base.errors import (
     AuthenticationError,
@@ -308,7 +309,7 @@ async def test_a_masters_sudden_death_ends_its_steps(cluster: LocalCluster) -> N
     places = [f"{task},{host},{port}" for task, (host, port) in cluster.spec.tasks().items()]
     path = os.environ | {"PYTHONPATH": PYTHONPATH}
     async with (
-        running(sys.executable, "-c", program, cluster.token, *places, env=path) as process,
+        running(*python(), "-c", program, cluster.token, *places, env=path) as process,
         driving(cluster) as master,
     ):
         assert process.stdout is not None
@@ -527,7 +528,7 @@ async def test_a_node_goes_on_whom_nobody_listens_to(worker_command: list[str], 
 
 
 async def test_a_node_is_told_its_token_by_stdin_and_says_if_that_is_none() -> None:
-    command = [sys.executable, "-m", "flowrt.worker", "--job=ps", "--task=0", "--bind=127.0.0.1:0", "--token-file=-"]
+    command = [*python(), "-m", "flowrt.worker", "--job=ps", "--task=0", "--bind=127.0.0.1:0", "--token-file=-"]
     for text, expected in ((b"a token\n", 2), (b"", 2), (b"x" * 2000, 2)):
         async with running(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
             _, err = await worker.communicate(text)

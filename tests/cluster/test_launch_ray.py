@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from places import ROOT
 from process_world import ended
+from programs import python
 from test_ranges_of_replicas import WORKERS, batches, trainer_of
 
 import flowrt as fr
@@ -66,7 +66,7 @@ def engine() -> Iterator[str]:
 
 async def test_the_main_job_trains_on_ray(engine: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(SCRIPT), "--on", "ray", "--json", "--policy", "all", "--replicas", "2"),
+        *(*python(), str(SCRIPT), "--on", "ray", "--json", "--policy", "all", "--replicas", "2"),
         *("--steps", "60", "--slow", "none"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -201,7 +201,7 @@ async def test_a_cluster_whose_program_shuts_ray_down_says_what_became_of_its_no
         asyncio.run(main())
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "\n".join(line[8:] for line in script.splitlines())),
+        *(*python(), "-c", "\n".join(line[8:] for line in script.splitlines())),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"RAY_ADDRESS": engine},

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from process_world import ended, running
+from programs import python
 
 import flowrt as fr
 from flowrt.net.door.tokens import new_token, save_token
@@ -36,7 +37,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 @asynccontextmanager
 async def node(environ: dict[str, str], *arguments: str) -> AsyncIterator[Any]:
-    command = sys.executable, "-m", "flowrt.worker", "--threads=1", *arguments
+    command = *python(), "-m", "flowrt.worker", "--threads=1", *arguments
     async with running(*command, env=environ, stderr=subprocess.PIPE) as process:
         yield process
 

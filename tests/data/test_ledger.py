@@ -6,13 +6,13 @@ import json
 import os
 import random
 import subprocess
-import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
 from places import PYTHONPATH
+from programs import python
 
 import flowrt as fr
 from flowrt.base import codec
@@ -279,7 +279,7 @@ def test_one_process_at_a_time_writes_a_ledger(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"writes the ledger .*some.ledger, and one at a time does"):
         LedgerWriter(tmp_path / "some.ledger", setup())
     code = "import sys; from test_ledger import *; LedgerWriter(sys.argv[1], setup())"
-    run = [sys.executable, "-c", code, str(tmp_path / "some.ledger")]
+    run = [*python(), "-c", code, str(tmp_path / "some.ledger")]
     path = {**os.environ, "PYTHONPATH": PYTHONPATH}
     other = subprocess.run(run, env=path, capture_output=True, text=True, timeout=60, check=False)
     assert "one at a time does" in other.stderr

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from programs import python
 from tape_world import whole_region
 from test_fuse import plan_of
 from test_fused import F4, apply
@@ -125,7 +125,7 @@ print(background._state.helper.pid)
 
 
 def test_a_process_leaves_no_helper_behind(fresh_cache: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*python(), "-c", ENDING], capture_output=True, text=True, timeout=120, check=True)
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
 
@@ -149,7 +149,7 @@ building.stop_building()
 
 
 def test_a_forked_child_lets_go_of_the_helpers_pipes_once(tmp_path: Path) -> None:
-    asked = [sys.executable, "-c", FORKING, str(tmp_path / "mine")]
+    asked = [*python(), "-c", FORKING, str(tmp_path / "mine")]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "0\n"
 

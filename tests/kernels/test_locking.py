@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from places import ROOT
+from programs import python
 
 from flowrt.base.errors import StepCancelled
 from flowrt.kernels.store import locking
@@ -201,7 +202,7 @@ except KeyboardInterrupt:
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_wait_for_a_lock(way: str, folder: Path) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", WAITING, way],
+        [*python(), "-c", WAITING, way],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,

@@ -8,11 +8,11 @@ import logging
 import os
 import resource
 import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from programs import python
 
 import flowrt as fr
 from flowrt.base.errors import NoDescriptors
@@ -83,4 +83,4 @@ def test_who_is_connected_to_many_takes_as_many_descriptors_as_it_may_have(modul
         f"assert program.main({arguments}) == 2\n"
         f"assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == {most}\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, stderr=subprocess.DEVNULL)
+    subprocess.run([*python(), "-c", program], check=True, timeout=60, stderr=subprocess.DEVNULL)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from places import PYTHONPATH, ROOT, TESTS
+from programs import python
 from typed.wrong_keywords import CALLS
 
 import flowrt as fr
@@ -147,6 +148,6 @@ def test_the_programs_that_type_checkers_pass_build_their_graphs() -> None:
         with fr.Graph():
             print(own_ops.use(fr.placeholder("float64", (None, 4))).name)
     """
-    command, paths = [sys.executable, "-c", program], {**os.environ, "PYTHONPATH": PYTHONPATH}
+    command, paths = [*python(), "-c", program], {**os.environ, "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(command, capture_output=True, text=True, env=paths, check=False, timeout=50)
     assert (done.stdout, done.stderr) == ("both:0\n", "")

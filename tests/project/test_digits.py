@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from places import ROOT
+from programs import python
 
 if not all(map(find_spec, ("sklearn", "rich"))):  # found, not imported: the script does that, in its own process
     pytest.skip("scikit-learn and rich are not installed", allow_module_level=True)
@@ -20,7 +20,7 @@ SCRIPT = ROOT / "scripts" / "digits.py"
 
 async def start(*arguments: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(sys.executable, str(SCRIPT), *arguments, stdout=pipe, stderr=pipe)
+    return await asyncio.create_subprocess_exec(*python(), str(SCRIPT), *arguments, stdout=pipe, stderr=pipe)
 
 
 async def answer(*arguments: str) -> tuple[int | None, str, str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from places import ROOT
+from programs import python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "rising.py"
     script.write_text(SCRIPT)
     return subprocess.run(
-        [sys.executable, script, "--out", tmp_path / "found", *arguments],
+        [*python(), script, "--out", tmp_path / "found", *arguments],
         env=os.environ | {"PYTHONPATH": str(SHARED)},
         capture_output=True,
         text=True,

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
 from places import ROOT
+from programs import python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ def test_the_snippets_of_a_page_run_one_after_another(page: Path, tmp_path: Path
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as short:  # a socket's path is short
         quiet = {"RAY_TMPDIR": short, "RAY_USAGE_STATS_ENABLED": "0"}
         done = subprocess.run(
-            [sys.executable, "page.py"],
+            [*python(), "page.py"],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), **quiet},
             capture_output=True,

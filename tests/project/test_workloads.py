@@ -6,11 +6,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 from places import ROOT
+from programs import python
 
 PERF = ROOT / "perf"
 FIRST = {
@@ -36,7 +36,7 @@ FIRST = {
 
 def run_side(topic: str, workload: str, *more: str, said: str = "") -> str:
     """What a side prints that is told ``said``."""
-    line = [sys.executable, "-m", f"sides.{topic}.flowrt", workload, *more]
+    line = [*python(), "-m", f"sides.{topic}.flowrt", workload, *more]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "FLOWRT_BUILD": "never"}
     done = subprocess.run(line, cwd=PERF, env=environment, input=said, capture_output=True, text=True, timeout=280)

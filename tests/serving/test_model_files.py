@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from places import ROOT
+from programs import python
 
 import flowrt as fr
 from flowrt.base.codec import pack, unpack
@@ -166,7 +166,7 @@ def test_another_process_loads_and_runs_it_without_the_program_that_made_it(tmp_
         "    np.save('y.npy', model(x=np.load('x.npy'))['y'])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=50
+        [*python(), "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=50
     )
     assert done.returncode == 0
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), answer(model))

@@ -9,7 +9,7 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from places import ROOT
 from process_world import running
+from programs import python
 from serving_world import X, client_of, doubling
 
 from flowrt.cluster.keys import main as keys
@@ -26,14 +27,14 @@ from flowrt.net.door.tokens import save_token
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMMAND = [sys.executable, "-m", "flowrt.serving"]
+SERVING = ["-m", "flowrt.serving"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @asynccontextmanager
-async def started(*arguments: str) -> AsyncIterator[tuple[Any, int]]:
+async def started(*arguments: str, by: Sequence[str] = ()) -> AsyncIterator[tuple[Any, int]]:
     """A serving process, and the port that it listens at."""
-    command = [*COMMAND, *arguments, "--bind", "127.0.0.1:0"]
+    command = [*(by or python()), *SERVING, *arguments, "--bind", "127.0.0.1:0"]
     async with running(*command, env=ENVIRONMENT, stderr=subprocess.PIPE) as process:
         line = (await process.stdout.readline()).decode()
         found = re.fullmatch(r"flowrt serving .* ready on 127\.0\.0\.1:(\d+)\n", line)
@@ -76,7 +77,7 @@ async def _metrics(client: Any) -> str:
 
 async def test_a_killed_server_leaves_a_file_that_the_next_one_serves(tmp_path: Path) -> None:
     doubling().save(tmp_path / "m.flowrt")
-    async with started(str(tmp_path / "m.flowrt")) as (process, port), client_of(port) as client:
+    async with started(str(tmp_path / "m.flowrt"), by=[sys.executable]) as (process, port), client_of(port) as client:
         await client.infer(X)
         process.kill()
         await process.wait()
@@ -122,7 +123,7 @@ async def test_with_keys_and_a_token_who_has_both_is_answered(tmp_path: Path) ->
 def test_what_keeps_it_from_starting_is_said(arguments: list[str], text: str, tmp_path: Path) -> None:
     doubling().save(tmp_path / "m.flowrt")
     done = subprocess.run(
-        [*COMMAND, *arguments], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=50
+        [*python(), *SERVING, *arguments], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=50
     )
     assert done.returncode == 2
     assert text in done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import python
 
 import flowrt as fr
 from flowrt.kernels.launch import RUN_WORDS, STATUS
@@ -70,7 +71,7 @@ def check_interrupted(width: tuple[int, ...], runs_before: int, device: str) -> 
     root = Path(fr.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "examples")))}
     child = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, str(width), str(runs_before), device],
+        [*python(), "-c", ENDLESS, str(width), str(runs_before), device],
         stdout=subprocess.PIPE,
         env=environment,
         text=True,
@@ -194,7 +195,7 @@ with fr.BlockingSession(graph) as session:
 
 def test_signals_to_a_forked_child_are_its_own() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(fr.__file__).parents[1])}
-    subprocess.run([sys.executable, "-c", FORKING], env=environment, check=True, timeout=50)
+    subprocess.run([*python(), "-c", FORKING], env=environment, check=True, timeout=50)
 
 
 def test_what_a_handler_runs_leaves_what_it_interrupted_known() -> None:

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from places import ROOT
+from programs import python
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -446,7 +447,7 @@ for step in range(1000, 2000):
     writer.scalar("loss", step, step)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=False)
+    done = subprocess.run([*python(), "-c", program, str(tmp_path)], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
     assert list(Board(tmp_path).scalars("loss"))[:1000] == list(range(1000))
     (path,) = files_in(tmp_path)
@@ -468,7 +469,7 @@ import flowrt as fr
 writer = fr.summary.Writer(sys.argv[1], flush_seconds=60)
 writer.scalar("loss", 1, 1)
 """
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=True, timeout=50)
+    subprocess.run([*python(), "-c", program, str(tmp_path)], cwd=ROOT, check=True, timeout=50)
     assert Board(tmp_path).scalars("loss") == {1: 1}
 
 
@@ -516,7 +517,7 @@ except fr.GraphError as error:
     print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+        [*python(), "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip().endswith("fr.summary.Writer needs TensorBoard: pip install 'flowrt[tensorboard]'")
     assert os.listdir(tmp_path) == []

@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from counting_client import HERE, PATH, cluster_file, counted, counting, ones
 from process_world import running
+from programs import python
 
 import flowrt as fr
 
@@ -30,7 +30,7 @@ async def started_again(cluster: fr.LocalCluster, server: int, folder: Path) -> 
     await process.wait()
     place = cluster.spec.jobs["ps"][server]
     options = [f"--task={server}", f"--bind={place}", f"--cluster={folder / 'cluster.toml'}", "--threads=1"]
-    async with running(sys.executable, "-m", "flowrt.worker", "--job=ps", *options) as node:
+    async with running(*python(), "-m", "flowrt.worker", "--job=ps", *options) as node:
         assert node.stdout is not None
         assert b"ready" in await node.stdout.readline()
         yield
@@ -50,7 +50,7 @@ async def test_a_client_that_dies_leaves_all_servers_at_one_version(servers: int
     rng, before = random.Random(seed), 0
     graph, trainer = counting(servers)
     async with fr.LocalCluster(ps=servers, worker=2) as cluster:
-        client = [sys.executable, str(HERE / "counting_client.py"), cluster_file(cluster, tmp_path), str(servers)]
+        client = [*python(), str(HERE / "counting_client.py"), cluster_file(cluster, tmp_path), str(servers)]
         for _ in range(3):
             async with running(*client, env=PATH, stderr=asyncio.subprocess.DEVNULL) as process:
                 assert process.stdout is not None

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import pytest
 from counting_client import HERE, PATH, cluster_file
 from detached_client import built, source, used_by
 from process_world import running
+from programs import python
 
 import flowrt as fr
 from flowrt.base.device import CLIENT
@@ -249,7 +249,7 @@ async def test_whenever_clients_are_killed_training_goes_on_and_every_step_is_se
     rng, seen, (graph, trainer) = random.Random(seed), Seen(), built()
     async with fr.LocalCluster(ps=2, worker=2, imports=IMPORTS) as cluster:
         file, ledger = cluster_file(cluster, tmp_path), tmp_path / "trainer.ledger"
-        command = [sys.executable, str(HERE / "detached_client.py"), file, "job", str(10**6), "-1", str(ledger)]
+        command = [*python(), str(HERE / "detached_client.py"), file, "job", str(10**6), "-1", str(ledger)]
         for _ in range(KILLS):
             async with running(*command, env=PATH) as client:
                 assert client.stdout is not None

@@ -1,0 +1,49 @@
+"""``python -IS begun.py ADDRESS ...`` is what ``python ...`` is, but forked from the process at ADDRESS (`programs`).
+
+It imports next to nothing, hands its standard files over, passes signals on, and ends as the program does. Whoever
+kills it kills the program too, which may be there for a moment longer.
+"""
+
+import marshal
+import os
+import sys
+from _signal import SIG_DFL, SIG_IGN, SIGINT, SIGKILL, SIGTERM, getsignal, signal
+from _socket import AF_UNIX, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket
+
+PASSED_ON = (SIGINT, SIGTERM)
+REFUSED = b"refused"  # by who has imported with other settings than these
+
+
+def main(address, *arguments):  # untyped: to import `typing` would take as long as all the rest
+    server = socket(AF_UNIX, SOCK_SEQPACKET)
+    server.connect(address)
+    ignored = [number for number in PASSED_ON if getsignal(number) == SIG_IGN]
+    told = {"arguments": arguments, "folder": os.getcwd(), "environ": dict(os.environ), "ignored": ignored}
+    files = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
+    server.sendmsg([marshal.dumps(told)], [(SOL_SOCKET, SCM_RIGHTS, files)])
+
+    def pass_on(number, _):
+        try:
+            server.send(bytes([number]))
+        except OSError:  # it has just ended
+            return
+
+    for number in set(PASSED_ON).difference(ignored):
+        signal(number, pass_on)
+    answer = server.recv(8)
+    if answer == REFUSED:
+        os.execv(sys.executable, [sys.executable, *arguments])
+    end(int.from_bytes(answer, sys.byteorder, signed=True) if answer else -SIGKILL)
+
+
+def end(code):
+    """As a process of that exit code, or of the negative number of a signal."""
+    if code < 0:
+        if -code in PASSED_ON:
+            signal(-code, SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
