@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,9 @@ from flowrt.sched.tape.schedule import hazards
 from flowrt.sched.units import connect, find_units
 from flowrt.session.runners import fusible, supports
 from flowrt.train.gathers import find_gathers
+
+if TYPE_CHECKING:
+    from types import CodeType
 
 PACKAGE = str(Path(fr.__file__).parent)
 SIZE = 40
@@ -202,24 +205,41 @@ def prepare(build: Callable[[int], Made], n: int, optimize: bool) -> None:
 
 def lines_of(work: Callable[[], None]) -> Counter[str]:
     """How many lines each function of flowrt runs."""
-    found: Counter[Any] = Counter()
+    counts: dict[int, _Count] = {}  # by the code's address, as its hash is of all that is in it
 
-    def count(frame: Any, event: str, _: Any) -> Any:
-        if event == "call" and not frame.f_code.co_filename.startswith(PACKAGE):
-            return None
-        found[frame.f_code] += 1
-        return count
+    def called(frame: Any, event: str, _: Any) -> Any:
+        code = frame.f_code
+        count = counts.get(id(code)) or counts.setdefault(id(code), _Count(code))
+        return count.line(frame, event, _) if count.counts else None
 
     before = sys.gettrace()
-    sys.settrace(count)
+    sys.settrace(called)
     try:
         work()
     finally:
         sys.settrace(before)
     by_name: Counter[str] = Counter()
-    for code, lines in found.items():
-        by_name[f"{Path(code.co_filename).relative_to(PACKAGE)}:{code.co_firstlineno} {code.co_name}"] += lines
+    for count in counts.values():
+        if count.counts:
+            by_name[count.name] += count.lines
     return by_name
+
+
+class _Count:
+    """How many lines a function has run; it keeps the code, whose address is then no other's."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.code, self.lines, self.counts = code, 0, code.co_filename.startswith(PACKAGE)
+
+        def line(*_: Any) -> Any:
+            self.lines += 1
+            return line
+
+        self.line = line
+
+    @property
+    def name(self) -> str:
+        return f"{Path(self.code.co_filename).relative_to(PACKAGE)}:{self.code.co_firstlineno} {self.code.co_name}"
 
 
 def steep(build: Callable[[int], Made], optimize: bool) -> dict[str, tuple[int, int]]:
