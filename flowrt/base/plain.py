@@ -78,6 +78,8 @@ def narrowed(array: np.ndarray[Any, Any], dtype: np.dtype[Any], fix: str = "") -
         return array
     with np.errstate(over="ignore"):
         found = array.astype(dtype.type)  # not the dtype: plans go by the one object that arrays share
+    if is_float(dtype) and np.isfinite(found).all():  # as most are
+        return found
     beyond = np.isinf(found) & np.isfinite(array) if is_float(dtype) else found != array
     if beyond.any():
         raise SpecError(f"{array[beyond][0]} does not fit {dtype}, which holds {_range(dtype)}{fix}")

@@ -7,6 +7,7 @@ which it has a plan. What fills it up repeats the last row, which is as good a v
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,5 +55,5 @@ def cut(runs: Sequence[tuple[Sequence[Array], int, int]], sizes: Sequence[int]) 
             raise GraphError(f"an output's sizes hang on what is fed: {shapes}; ask for fewer rows at once")
     counted = [[output[:count] for output in outputs] for outputs, _, count in runs]
     whole = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*counted, strict=True)]
-    ends = np.cumsum(sizes)
+    ends = list(accumulate(sizes))
     return [[array[end - size : end] for array in whole] for end, size in zip(ends, sizes, strict=True)]

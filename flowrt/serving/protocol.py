@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -37,6 +38,7 @@ _NUMBERS = frozenset({bool, int, float})
 MOST = 1 << 63  # bytes that an array may have
 
 
+@cache
 def datatype_of(dtype: np.dtype[Any]) -> str:
     """What the protocol calls a dtype."""
     name = NAMES[dtype]
@@ -275,4 +277,4 @@ def _numbers(array: Array) -> Iterator[str]:
 
 def _with(entry: Mapping[str, Any], key: str, items: Iterable[str]) -> str:
     """``entry`` in JSON, with a list besides, of ``items`` that are written out."""
-    return f"{json.dumps(entry)[:-1]}, {json.dumps(key)}: [{', '.join(items)}]}}"
+    return f'{json.dumps(entry)[:-1]}, "{key}": [{", ".join(items)}]}}'
