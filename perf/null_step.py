@@ -30,6 +30,8 @@ SIDES = {
     "flowrt": ("flowrt", ""),
     "flowrt-ahead": ("flowrt", "ahead"),
     "flowrt-tcp": ("flowrt", "tcp"),
+    "flowrt-bfloat16": ("flowrt", "bfloat16"),
+    "flowrt-int8": ("flowrt", "int8"),
     "flowrt-shares": ("flowrt", "shares"),
     "sockets": ("sockets", ""),
     "gloo-ps": ("torch", "ps"),
@@ -46,7 +48,7 @@ WHAT = {
     "rows-256MB": "32 rows of a table of 1,000,000",
     "rows-2.5GB": "32 rows of a table of 10,000,000",
 }
-DENSE_ONLY = {"gloo-allreduce", "flowrt-shares"}
+DENSE_ONLY = {"gloo-allreduce", "flowrt-shares", "flowrt-bfloat16", "flowrt-int8"}
 WHOLE_TABLE_IN_EACH = {"ddp"}  # left out where a table is of gigabytes
 ROW_FLOATS = null_data.ROWS_A_STEP * null_data.WIDTH
 

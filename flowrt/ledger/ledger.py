@@ -38,7 +38,8 @@ class Version:
 
     ``kept``, ``late``, ``refused`` and ``lost`` are, by replica, the identities of the batches of its update;
     ``staleness`` by replica of ``kept`` how many versions old its values were. ``run`` is the number of its run,
-    ``setup`` which of the ledger's it was made under. ``compression`` says how updates were packed, if they were.
+    ``setup`` which of the ledger's it was made under. ``compression`` says how updates were packed, if they were;
+    ``anew`` are those of ``kept`` that had been lost in that run, and had begun again.
     """
 
     version: int
@@ -50,6 +51,7 @@ class Version:
     staleness: Mapping[int, int]
     setup: Setup
     compression: str = ""
+    anew: frozenset[int] = frozenset()
 
     @property
     def kept_batches(self) -> tuple[int, ...]:
@@ -72,7 +74,9 @@ class Ledger:
         self.path = Path(path)
         self.versions: list[Version] = []
         self._account = Account()
-        self._compression = ""  # of the run that began last
+        self._compression = ""  # of the run that began last, as are the others
+        self._lost: set[int] = set()  # replicas that were
+        self._anew: set[int] = set()  # batches that these were handed afterwards
         self._records: list[tuple[Record, int]] = []  # with the byte at which each ends
         self.torn = self._read()
 
@@ -92,7 +96,11 @@ class Ledger:
         self._account.take(record)
         match record:
             case Begun():
-                self._compression = ""
+                self._compression, self._lost, self._anew = "", set(), set()
+            case Returned(replica):
+                self._lost.add(replica)
+            case Handed(replica, _, identities) if replica in self._lost:
+                self._anew.update(identities)
             case Packed(_, compression):
                 self._compression = compression
             case Made():
@@ -111,7 +119,8 @@ class Ledger:
             raise LedgerError(f"{self.path} does not say whose batches these are, before version {made.version}")
         late = of[Outcome.LATE] | of[Outcome.ABANDONED]
         refused, lost, run = of[Outcome.REFUSED], of[Outcome.LOST], self._account.run or 0
-        return Version(made.version, run, kept, late, refused, lost, stale, setup, self._compression)
+        anew = frozenset(replica for replica, used in kept.items() if not self._anew.isdisjoint(used))
+        return Version(made.version, run, kept, late, refused, lost, stale, setup, self._compression, anew)
 
     @property
     def setup(self) -> Setup | None:

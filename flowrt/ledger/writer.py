@@ -141,10 +141,9 @@ class LedgerWriter:
         return tuple([numbered[replica, number] for number in numbers if (replica, number) in numbered])
 
     def returned(self, replica: int, identities: Sequence[int]) -> None:
-        """Batches came back of a replica that was lost before it began with them."""
+        """Batches, if any, came back of a replica that was lost before it began with them."""
         known = tuple([identity for identity in identities if identity in self.account.held])
-        if known:
-            self._append(Returned(replica, known))
+        self._append(Returned(replica, known))
 
     # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

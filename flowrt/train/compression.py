@@ -2,7 +2,8 @@
 
 Law: all replicas' updates are packed alike, so that what they come to does not hang on who computes where, and copies
 of servers hold the same bits. Of one host, where memory is shared, nothing is packed: it would only cost. What is not
-float32, or short, travels as it is.
+float32, or short, travels as it is. Rows of a table go as bfloat16 in either case: what one batch leaves of its rows
+belongs to no other's.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from flowrt.base.errors import GraphError, user_site
-from flowrt.sched.drivers.packing import BFLOAT16
+from flowrt.sched.drivers.packing import BFLOAT16, INT8
+from flowrt.train.updates import of_rows, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from flowrt.graph import Tensor
     from flowrt.session.runners import Runner
+    from flowrt.train.updates import Gradient
 
 Begin = TypeVar("Begin")
 LEAST = 1024  # numbers, 4 KiB: fewer cost a message no more than its head does
-HOW = (BFLOAT16,)
+HOW = (BFLOAT16, INT8)
 
 
 def checked_compression(how: Any) -> str:
@@ -35,13 +38,15 @@ def checked_compression(how: Any) -> str:
     return str(how)
 
 
-def packed_as(how: str, parts: Iterable[Tensor]) -> tuple[str, ...]:
-    """How each of ``parts`` of an update is packed, however long it turns out to be; empty where it is not."""
-    return tuple([how if part.dtype == np.float32 and not _is_short(part) else "" for part in parts])
+def packed_as(how: str, gradients: Sequence[Gradient]) -> tuple[str, ...]:
+    """How each part of an update is packed, however long it turns out to be; empty where it is not."""
+    return tuple([_packed(how, part, rows) for part, rows in zip(parts_of(gradients), of_rows(gradients), strict=True)])
 
 
-def _is_short(part: Tensor) -> bool:
-    return part.spec.known and part.spec.nbytes < 4 * LEAST
+def _packed(how: str, part: Tensor, rows: bool) -> str:
+    if part.dtype != np.float32 or (part.spec.known and part.spec.nbytes < 4 * LEAST):
+        return ""
+    return how if part.spec.known and not rows else BFLOAT16
 
 
 class PackingChoice:
@@ -63,16 +68,16 @@ class PackingChoice:
         if self.how is None:
             self.how = self._asked if self._asked and _are_apart(runner, replicas, servers) else ""
 
-    def of_server(self, begin: Callable[..., Begin], parts: Sequence[Tensor]) -> Callable[..., Begin]:
-        """``begin``, with how each of the ``parts`` of updates comes to a server, as it is known then."""
-        return lambda **about: begin(packed=self._packed(parts), **about)
+    def of_server(self, begin: Callable[..., Begin], gradients: Sequence[Gradient]) -> Callable[..., Begin]:
+        """``begin``, with how each part of ``gradients`` comes to a server, as it is known then."""
+        return lambda **about: begin(packed=self._packed(gradients), **about)
 
-    def of_replica(self, begin: Callable[..., Begin], parts: Sequence[Sequence[Tensor]]) -> Callable[..., Begin]:
+    def of_replica(self, begin: Callable[..., Begin], gradients: Sequence[Sequence[Gradient]]) -> Callable[..., Begin]:
         """As `of_server`, for all servers."""
-        return lambda **about: begin(packed=tuple(map(self._packed, parts)) if self.how else (), **about)
+        return lambda **about: begin(packed=tuple(map(self._packed, gradients)) if self.how else (), **about)
 
-    def _packed(self, parts: Sequence[Tensor]) -> tuple[str, ...]:
-        return packed_as(self.how, parts) if self.how else ()
+    def _packed(self, gradients: Sequence[Gradient]) -> tuple[str, ...]:
+        return packed_as(self.how, gradients) if self.how else ()
 
 
 def _are_apart(runner: Runner, replicas: Sequence[str], servers: Sequence[str]) -> bool:

@@ -54,6 +54,8 @@ class ServersSupply(Identities):
 
     def confirm_lost(self, replica: int, spent: int) -> list[int]:
         """Server 0 has seen to it."""
+        if self.ledger is not None:
+            self.ledger.returned(replica, ())
         return []
 
     def join(self, replica: int, number: int) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from flowrt.train.built import Built, Tower
     from flowrt.train.compression import PackingChoice
     from flowrt.train.local import LocalTower
+    from flowrt.train.updates import Gradient
 
 
 @valueclass
@@ -123,12 +124,15 @@ class ProgramParts:
         """The program of a run whose servers are on the tasks that are not ``gone``."""
         trainer, run = self._trainer, _Servers(self, gone)
         replicas = tuple(self.towers[t.replica].home if t.replica in self.towers else t.node for t in trainer.towers)
-        parts = [self._parts(trainer.towers[0], run, task) for task in run.tasks]
+        gradients = [self._gradients(trainer.towers[0], run, task) for task in run.tasks]
         begin_servers = tuple(
-            [packing.of_server(self._begin_server(run, number, replicas), each) for number, each in enumerate(parts)]
+            [
+                packing.of_server(self._begin_server(run, number, replicas), each)
+                for number, each in enumerate(gradients)
+            ]
         )
         begin_replicas = [
-            packing.of_replica(self._begin_replica(run, self.towers[t.replica]), parts)
+            packing.of_replica(self._begin_replica(run, self.towers[t.replica]), gradients)
             if t.replica in self.towers
             else None
             for t in trainer.towers
@@ -345,7 +349,9 @@ class ProgramParts:
             servers=run.tasks,
             plan=made.plan,
             told=len(_told(tower)),
-            parts=tuple(tuple(order[id(part)] for part in self._parts(tower, run, task)) for task in run.tasks),
+            parts=tuple(
+                tuple(order[id(part)] for part in parts_of(self._gradients(tower, run, task))) for task in run.tasks
+            ),
             finite=tuple(
                 tuple(len(parts) + place for place, server in enumerate(checks) if server in run.on(task))
                 for task in run.tasks
@@ -356,10 +362,10 @@ class ProgramParts:
             **self._common,
         )
 
-    def _parts(self, tower: Tower, run: _Servers, task: str) -> list[Tensor]:
-        """The parts of a tower's update that are for a server."""
+    def _gradients(self, tower: Tower, run: _Servers, task: str) -> list[Gradient]:
+        """Those of a tower that are for a server."""
         pairs = (pair for server in run.on(task) for pair in self._trainer.gradients_of(tower, server))
-        return parts_of(gradient for gradient, _ in pairs)
+        return [gradient for gradient, _ in pairs]
 
     def _feeds(self, run: _Servers, made: _Tower) -> dict[str, Any]:
         """What a tower is fed, and what it asks for."""

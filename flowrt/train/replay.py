@@ -3,8 +3,8 @@
 Law: nothing is decided anew. Each version keeps what was kept, in replica order, of the values that the version before
 left; random ops draw by version and replica. Who was not kept is handed nothing, so it does not begin. Replicas that
 keep something from round to round, as those of `LocalSteps` may, begin with nothing where they did then, so each run of
-then is one again; and they are to have kept what follows from the rounds that counted. Updates are packed as they were
-then, wherever they go now.
+then is one again; and they are to have kept what follows from the rounds that counted, as what int8 leaves of updates
+does. Updates are packed as they were then, wherever they go now.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import FeedError, FlowrtError, LedgerError
 from flowrt.data import Source
+from flowrt.sched.drivers.packing import INT8
 from flowrt.sched.policies import Policy, recorded
 from flowrt.sched.versions.retelling import Retelling
 from flowrt.train.accounts import setup_of
@@ -76,7 +77,9 @@ class Replay(Steps):
         if isinstance(supply, Retold):
             supply.wanted = frozenset(identity for each in left for identity in each.kept_batches)
         width = -(-trainer.replicas // 8)
-        part = _rounds_from(self._retold, left, trainer) if _keeps(trainer) else _packed_alike(left)
+        feeds_back = bool(left) and left[0].compression == INT8
+        alike = bool(left) and (feeds_back or _keeps(trainer))
+        part = _rounds_from(self._retold, left, trainer) if alike else _packed_alike(left)
         trainer.packing_in(self._session).begin(part[0].compression if part else None)
         kept = [each.kept for each in part[: SETS_BYTES // width]]
         self._until = version + len(kept)
@@ -144,8 +147,6 @@ def _rounds_from(ledger: Ledger, left: Sequence[Version], trainer: Trainer) -> S
 
     Raises `LedgerError` where what replicas kept from round to round does not follow from those that counted.
     """
-    if not left:
-        return left
     run, at = left[0].run, left[0].version
     part = [*takewhile(lambda each: each.run == run, left)]
     begun = next(each.version for each in ledger.versions if each.run == run)
@@ -155,9 +156,13 @@ def _rounds_from(ledger: Ledger, left: Sequence[Version], trainer: Trainer) -> S
         )
     there, off = set[int](), set[int]()  # who took part, and of those whoever did not, or in vain, in some version
     for each in part:
-        if back := off.intersection(each.kept):
+        if _keeps(trainer) and (back := off.intersection(each.kept)):
             raise _untold(
                 ledger, trainer, f"replica {min(back)} counts in version {each.version} after rounds that did not"
+            )
+        if each.anew:
+            raise _untold(
+                ledger, trainer, f"replica {min(each.anew)}, which was lost, counts in version {each.version}"
             )
         there.update(each.kept)
         off.update(each.late, each.refused, each.lost, there.difference(each.kept))
@@ -165,7 +170,10 @@ def _rounds_from(ledger: Ledger, left: Sequence[Version], trainer: Trainer) -> S
 
 
 def _untold(ledger: Ledger, trainer: Trainer, why: str) -> LedgerError:
+    head = f"{ledger.path} cannot be trained again to the same bits, as replicas"
+    if not _keeps(trainer):
+        return LedgerError(f"{head} go on with what int8 left of updates before, and {why}. bfloat16 leaves nothing")
     return LedgerError(
-        f"{ledger.path} cannot be trained again to the same bits, as replicas of {trainer.policy} go on with what they "
-        f"kept from rounds before, and {why}. With fr.optim.SGD and overlap=0 they keep nothing"
+        f"{head} of {trainer.policy} go on with what they kept from rounds before, and {why}. With fr.optim.SGD and "
+        "overlap=0 they keep nothing"
     )

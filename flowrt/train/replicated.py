@@ -57,7 +57,8 @@ class Replicated(Trainer):
         split_above: A variable of more bytes is split by its rows, into a part for each server, unless its
             ``partition`` says how; None for none. By default 256 MiB.
         compression: "bfloat16" has gradients of float32 travel from replicas to servers in half the bytes, where these
-            are on several hosts: each number rounded to the nearest bfloat16. See docs/guide/compression.md.
+            are on several hosts, each number as the nearest bfloat16; "int8" in a quarter, with what that leaves of a
+            number added to the next update's. See docs/guide/compression.md.
 
     A replica's update counts whole or not at all, on every server. Raises `GraphError` for a policy that ``replicas``
     cannot meet, for a range that makes no sense and for copies that differ, `SpecError` for a loss that is not a float

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from itertools import count, islice
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.base.errors import GraphError
+from flowrt.base.errors import GraphError, LedgerError
+from flowrt.ledger.writer import LedgerWriter
+from flowrt.sched.server.reporting import OUTCOMES
+from flowrt.sched.versions.ledger import Outcome
+from flowrt.train.accounts import setup_of
 from flowrt.train.compression import LEAST
 
 if TYPE_CHECKING:
@@ -36,6 +41,16 @@ def naive_bfloat16(array: Array) -> Array:
     """What numbers are once they were the nearest bfloat16s, of which two here are never equally near."""
     bits = array.view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + (bits >> 16) % 2) >> 16 << 16).astype(np.uint32).view(np.float32)
+
+
+def naive_int8(array: Array) -> Array:
+    """What numbers are once they were, in blocks of 1,024, whole numbers from -127 to 127 times one."""
+    again = np.zeros_like(array)
+    for first in range(0, array.size, 1024):
+        block = array[first : first + 1024]
+        largest = np.abs(block).max()
+        again[first : first + 1024] = np.rint(block * (np.float32(127) / largest)) * (largest / np.float32(127))
+    return again
 
 
 def summed(inputs: dict[str, fr.Tensor]) -> Any:
@@ -86,13 +101,14 @@ async def trained(steps: int = 1, jobs: dict[str, int] | None = None, **settings
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(("compression", "naive"), [("bfloat16", naive_bfloat16), ("int8", naive_int8)])
 async def test_variables_move_by_the_mean_of_what_came_and_all_that_is_short_or_wide_is_exact(
-    hosts_apart: None,
+    compression: str, naive: Any, hosts_apart: None
 ) -> None:
-    found = await trained(compression="bfloat16")
+    found = await trained(compression=compression)
     one, other = numbers(0), numbers(1)
-    assert found["packed"] == "bfloat16"
-    assert np.array_equal(found["long"], -(naive_bfloat16(one) + naive_bfloat16(other)) / 2)
+    assert found["packed"] == compression
+    assert np.array_equal(found["long"], -(naive(one) + naive(other)) / 2)
     assert not np.array_equal(found["long"], -(one + other) / 2)
     assert np.array_equal(found["short"], -(one + other)[: LEAST - 1] / 2)
     assert np.array_equal(found["wide"], -(one.astype(np.float64) + other) / 2)
@@ -114,7 +130,7 @@ async def test_on_one_host_nothing_is_packed_unless_processes_are_to_talk_as_if_
 async def test_whatever_makes_one_update_of_a_set_and_copies_of_servers_come_to_the_same_bits(
     hosts_apart: None,
 ) -> None:
-    settings: dict[str, Any] = {"compression": "bfloat16", "optimizer": fr.optim.Momentum(0.1, 0.9)}
+    settings: dict[str, Any] = {"compression": "int8", "optimizer": fr.optim.Momentum(0.1, 0.9)}
     expected = await trained(steps=4, **settings)
     twice = await trained(steps=4, jobs={"ps": 2, "worker": 2}, servers=2, copies=2, **settings)
     combined = await trained(steps=4, policy=fr.train.Deadline(30.0), **settings)
@@ -161,16 +177,34 @@ async def test_local_steps_send_packed_how_far_they_have_come(hosts_apart: None)
     assert np.array_equal(found, -2 * naive_bfloat16(numbers(0)))
 
 
+@pytest.mark.timeout(120)
+async def test_what_is_too_small_for_int8_beside_others_moves_variables_all_the_same(hosts_apart: None) -> None:
+    x = np.ones(SIZE, np.float32)
+    x[::LEAST] = 1000
+    assert not naive_int8(x)[1:LEAST].any()  # by itself it would never move anything
+    graph, trainer = trainer_of(compression="int8")
+    async with (
+        fr.LocalCluster(ps=1, worker=2) as cluster,
+        fr.Session(graph, cluster=cluster) as session,
+        asyncio.timeout(60),
+    ):
+        async for _ in trainer.steps(session, [{"x": x, "ids": np.array([1, 2], np.int32)}] * 2 * 60):
+            pass
+        found = (await state(session, graph))["long"]
+    assert np.abs(found + 60 * x).max() <= 1000 / 127 / 2 + 0.1  # what is left of the last updates, and roundings
+
+
 # ── a history ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("compression", ["bfloat16", "int8"])
 async def test_a_packed_history_with_late_and_lost_updates_is_trained_again_to_the_bit_and_on_one_host_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, settings = tmp_path / "model.ledger", {"replicas": 3, "policy": fr.train.FirstOf(2)}
     monkeypatch.setenv("FLOWRT_TRANSPORT", "tcp")
-    graph, trainer = trainer_of(compression="bfloat16", optimizer=fr.optim.Momentum(0.1, 0.9), **settings)
+    graph, trainer = trainer_of(compression=compression, optimizer=fr.optim.Momentum(0.1, 0.9), **settings)
     slow = {"/job:worker/task:1": fr.delays.Exponential(0.01)}
     async with (
         fr.LocalCluster(ps=1, worker=3, delays=slow) as cluster,
@@ -186,7 +220,7 @@ async def test_a_packed_history_with_late_and_lost_updates_is_trained_again_to_t
         expected = await state(session, graph)
     ledger = fr.Ledger(path)
     assert ledger.violations == ()
-    assert {version.compression for version in ledger.versions} == {"bfloat16"}
+    assert {version.compression for version in ledger.versions} == {compression}
     monkeypatch.delenv("FLOWRT_TRANSPORT")
     graph, trainer = trainer_of(optimizer=fr.optim.Momentum(0.1, 0.9), **settings)
     async with (
@@ -202,5 +236,30 @@ async def test_a_packed_history_with_late_and_lost_updates_is_trained_again_to_t
 
 
 def test_what_is_no_compression_is_refused_where_the_trainer_is_built() -> None:
-    with pytest.raises(GraphError, match=r"test_compression.py:\d+: compression='zip': expected 'bfloat16'"):
+    with pytest.raises(GraphError, match=r"test_compression.py:\d+: compression='zip': expected 'bfloat16' or 'int8'"):
         trainer_of(compression="zip")
+
+
+async def test_a_history_is_refused_in_which_a_replica_of_int8_began_again_and_is_told_apart_by_its_batches(
+    tmp_path: Path,
+) -> None:
+    graph, trainer = trainer_of(compression="int8", server_device="", worker_device="")
+    kept = OUTCOMES.index(Outcome.KEPT)
+    async with fr.Session(graph, options=fr.Options(seed=3)) as session:
+        ledger = LedgerWriter(tmp_path / "model.ledger", setup_of(trainer, session))
+        ledger.begin(7, 0, compression="int8")
+        for version in range(3):
+            for replica in range(2):
+                ledger.hand(replica, 1 + version, [2 * version + replica])
+            if version == 1:
+                ledger.returned(1, [])  # its update of this version has come, and counts
+            receipts = [(replica, 1 + version, kept, 0.1, 0) for replica in range(2)]
+            ledger.made(SimpleNamespace(version=version, receipts=receipts, identities=()))
+        ledger.close()
+        versions = fr.Ledger(tmp_path / "model.ledger").versions
+        assert [version.anew for version in versions] == [frozenset(), frozenset(), frozenset({1})]
+        with pytest.raises(
+            LedgerError, match=r"replica 1, which was lost, counts in version 2\. bfloat16 leaves nothing"
+        ):
+            async for _ in trainer.replay(session, tmp_path / "model.ledger", batches()):
+                pass

@@ -40,8 +40,8 @@ _UPDATE, _VERSION, _REPORT, _ALLOW, _BATCH = 1, 2, 3, 4, 5  # the first byte of 
 # kind, run, version, replica, ready, samples, square, finite; how many parts and wants, told numbers, bytes of times
 _UPDATE_HEAD = struct.Struct("<B5qd?4H")
 _WANT = struct.Struct("<qH")  # number, how many values
-# kind, run, version, server, replica, spent, begun, since, number; how many values
-_VERSION_HEAD = struct.Struct("<B5q?2qH")
+# kind, run, version, server, replica, spent, begun, since, number, counted; how many values
+_VERSION_HEAD = struct.Struct("<B5q?3qH")
 # kind, run, version, seconds, noise scale; how many receipts, told numbers and stages; behind them the reason
 _REPORT_HEAD = struct.Struct("<B2q2dI2H")
 _RECEIPT = struct.Struct("<iqBdi")  # replica, batch, outcome, seconds, staleness
@@ -120,6 +120,7 @@ def _write_version(version: NewVersion) -> Pieces | None:
         version.begun,
         version.since,
         version.number,
+        version.counted,
         len(version.values),
     )
     behind = brief.tail(version.values + version.rows) if version.rows else _tail_of(version.values)
@@ -127,11 +128,11 @@ def _write_version(version: NewVersion) -> Pieces | None:
 
 
 def _read_version(head: bytes, arrays: tuple[Any, ...]) -> NewVersion:
-    _, run, version, server, replica, spent, begun, since, number, count = _VERSION_HEAD.unpack(head)
+    _, run, version, server, replica, spent, begun, since, number, counted, count = _VERSION_HEAD.unpack(head)
     if count > len(arrays):
         raise BrokenStream(f"a version of {count} values came with {len(arrays)} arrays")
     values, rows = arrays[:count], arrays[count:]
-    return make_version(run, version, server, replica, spent, begun, since, values, number, rows)
+    return make_version(run, version, server, replica, spent, begun, since, values, number, rows, counted)
 
 
 def _write_report(report: Report) -> Pieces | None:

@@ -208,9 +208,10 @@ class NewVersion:
 
     From server 0, ``spent`` is how many batches of the replica are, and if it has ``begun`` a version, it is to
     compute its update from the last of these. ``since`` is the oldest version that an update from this batch, or, if
-    none is begun, from the next one, may be computed from to count: one from then on, under way, is gone on with. From
-    others these three mean nothing. ``number`` is the batch for which rows come, 0 if for none: here, or, if it takes
-    long to gather them, as `AskedRows`.
+    none is begun, from the next one, may be computed from to count: one from then on, under way, is gone on with.
+    ``counted`` is the newest version that an update of the replica was computed from which counted. From others these
+    four mean nothing. ``number`` is the batch for which rows come, 0 if for none: here, or, if it takes long to gather
+    them, as `AskedRows`.
     """
 
     run: int
@@ -223,6 +224,7 @@ class NewVersion:
     values: tuple[Any, ...]
     number: int = 0
     rows: tuple[Any, ...] = ()
+    counted: int = -1
 
 
 @valueclass

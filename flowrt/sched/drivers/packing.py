@@ -10,6 +10,7 @@ What is short is computed on the loop's own thread, all else in lanes.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.errors import InternalError
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import replace, valueclass
 from flowrt.kernels.language.variants import is_compiled
@@ -34,14 +36,28 @@ if TYPE_CHECKING:
     from flowrt.sched.host.rendezvous import Array
 
 Parts: TypeAlias = "Sequence[Array]"
-BFLOAT16 = "bfloat16"
+BFLOAT16, INT8 = "bfloat16", "int8"
 INLINE_BYTES = 1 << 18  # of numbers that are packed, or come of it, on the loop's own thread: in about 50 µs
-_BITS, _NUMBERS = np.dtype(np.uint16), np.dtype(np.float32)
+_BITS, _BYTES, _NUMBERS = np.dtype(np.uint16), np.dtype(np.uint8), np.dtype(np.float32)
 
 
 def packed_spec(how: str, spec: Spec) -> Spec:
-    """What comes of a part of ``spec``."""
-    return Spec(_BITS, spec.dims) if how else spec
+    """What comes of a part of ``spec``: the bits of bfloat16s; or of int8 the scales, and then the codes."""
+    match how:
+        case "":
+            return spec
+        case "bfloat16":
+            return Spec(_BITS, spec.dims)
+        case "int8":
+            size = math.prod(spec.concrete)
+            return Spec(_BYTES, (_scales_of(size) + size,))
+        case _:
+            raise InternalError(f"nothing is packed as {how!r}")
+
+
+def _scales_of(size: int) -> int:
+    """The bytes of the scales of so many numbers."""
+    return 4 * -(-size // BLOCK)
 
 
 # ── the numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -49,10 +65,11 @@ def packed_spec(how: str, spec: Spec) -> Spec:
 
 @valueclass
 class Packing:
-    """The launch of a kernel on ``arrays`` of so many numbers."""
+    """The launch of a kernel that ``reads`` arrays of so many numbers, and ``fills`` others."""
 
     kernel: str
-    arrays: tuple[Array, ...]
+    reads: tuple[Array, ...]
+    fills: tuple[Array, ...]
     size: int
 
     @property
@@ -63,7 +80,7 @@ class Packing:
         """Compute some blocks, without the GIL."""
         entry, block = _entry(self.kernel)
         words, size = np.zeros(RUN_WORDS, np.int64), np.array([self.size])
-        bases = np.array([array.ctypes.data for array in (words, *self.arrays, size)], np.int64)
+        bases = np.array([array.ctypes.data for array in (words, *self.reads, size, *self.fills)], np.int64)
         entry(bases.ctypes.data, block.ctypes.data, begin, end)
 
 
@@ -124,11 +141,55 @@ def _in_order(part: Any) -> Array:
 # ── a replica's side ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class PackingPlan:
-    """A plan of a replica, and behind it the packing of its fetches: ``how``, by their places. It runs as `Closed`."""
+class Feedback:
+    """What int8 left of a replica's numbers, by their places, which goes with the numbers that are packed next.
 
-    def __init__(self, plan: Closed, how: Mapping[int, str], host: Host) -> None:
-        self._plan, self._how, self._host = plan, how, host
+    Law: it moves with updates that counted, and with no other: what a late, lost or refused one was made of is as it
+    was before. So it follows from the updates that counted since the replica was begun, when it was nothing.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._kept: dict[int, Array] = {}
+        self._left: dict[int, Array] = {}  # by the update that was packed last
+        self._posted = -1  # the version of that, if it may count
+        self._finite = False  # all of that
+        self.counted = -1  # the newest version of which an update of this replica is known to have counted
+
+    def begin(self) -> None:
+        """Another update is packed; what became of the one before is known by now."""
+        if self._posted >= 0 and self._posted == self.counted:
+            self._kept, self._left = self._left, self._kept
+        self._posted, self._finite = -1, False
+
+    def of(self, place: int, size: int) -> tuple[Array, Array]:
+        """What was kept of so many numbers, and where is to be what is left of them."""
+        kept, left = (self._in(each, place, size) for each in (self._kept, self._left))
+        return kept, left
+
+    def _in(self, among: dict[int, Array], place: int, size: int) -> Array:
+        found = among.get(place)
+        if found is None or found.size != size:
+            found = among[place] = self._memory.zeros((size,), _NUMBERS)
+        return found
+
+    def end(self, finite: bool) -> None:
+        """It is packed, and may count as more than a version that moves nothing if all of it is ``finite``."""
+        self._finite = finite
+
+    def post(self, version: int) -> None:
+        """It is posted, as that of a version."""
+        self._posted = version if self._finite else -1
+
+
+class PackingPlan:
+    """A plan of a replica, and behind it the packing of an update: its fetches from the ``first`` on.
+
+    ``how`` says it by their places. It runs as `Closed`.
+    """
+
+    def __init__(self, plan: Closed, how: Mapping[int, str], feedback: Feedback, host: Host, first: int = 0) -> None:
+        self._plan, self._how, self._feedback, self._host, self._first = plan, how, feedback, host, first
         self._short = False  # that of its last run: nobody knows before the first
 
     def run_now(self, feeds: Sequence[Array], number: int) -> list[Array] | None:
@@ -137,53 +198,68 @@ class PackingPlan:
             return None
         fetches, packings = self._begin(fetches)
         compute_now(packings)
-        return fetches
+        return self._end(fetches, packings)
 
     async def run(self, feeds: Sequence[Array], context: RunContext) -> list[Array]:
         """As `Closed.run`."""
         fetches, packings = self._begin(await self._plan.run(feeds, context))
-        await self._compute(packings)
-        return fetches
-
-    async def _compute(self, packings: Sequence[Packing]) -> None:
         if self._short:
             compute_now(packings)
         else:
             await compute_in_lanes(packings, self._host.lanes)
+        return self._end(fetches, packings)
 
     def _begin(self, fetches: Sequence[Array]) -> tuple[list[Array], list[Packing]]:
         """The fetches, those that are packed in memory that is yet to be filled, and what fills it."""
         made, packings = list(fetches), []
-        for place in self._how:
+        self._feedback.begin()
+        for place, how in self._how.items():
             part = _in_order(fetches[place])
-            made[place] = packed = self._host.memory.output(part.shape, _BITS)
-            packings.append(Packing("narrow_blocks", (part, packed), part.size))
+            spec = packed_spec(how, Spec(part.dtype, part.shape))
+            made[place] = packed = self._host.memory.output(spec.concrete, spec.dtype)
+            if how == BFLOAT16:
+                packings.append(Packing("narrow_blocks", (part,), (packed,), part.size))
+            else:
+                kept, left = self._feedback.of(place, part.size)
+                packings.append(Packing("quantize_blocks", (part, kept), (*_codes(packed, part.size), left), part.size))
         self._short = is_short(packings)
         return made, packings
 
+    def _end(self, fetches: list[Array], packings: Sequence[Packing]) -> list[Array]:
+        scales = [each.fills[1] for each in packings if each.kernel == "quantize_blocks"]
+        if scales:
+            others = [part for part in fetches[self._first :] if part.dtype.kind == "f" and part.size < BLOCK]
+            self._feedback.end(all(np.isfinite(each).all() for each in (*scales, *others)))
+        return fetches
 
-def packing(plan: Closed, role: BeginReplica, host: Host, first: int = 0) -> Runnable:
+
+def _codes(packed: Array, size: int) -> tuple[Array, Array]:
+    """The codes of so many numbers, and their scales."""
+    scales = _scales_of(size)
+    return packed[scales:].view(np.int8), packed[:scales].view(_NUMBERS)
+
+
+def packing(plan: Closed, role: BeginReplica, feedback: Feedback, host: Host, first: int = 0) -> Runnable:
     """A plan whose fetches from the ``first`` on are an update, with that packed as the replica is told, if it is."""
     pairs = zip(chain(*role.parts), chain(*role.packed), strict=bool(role.packed))
     how = {first + place: each for place, each in pairs if each}
-    return PackingPlan(plan, how, host) if how else plan
+    return PackingPlan(plan, how, feedback, host, first) if how else plan
 
 
 # ── a server's side ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Unpacking:
-    """Makes updates what they were: ``packed`` says how each of their parts comes."""
+    """Makes updates what they were: ``packed`` says how each of their parts comes, ``feeds`` what it was.
 
-    def __init__(self, packed: Sequence[str], way: Way) -> None:
-        self._packed = {part: how for part, how in enumerate(packed) if how}
+    ``expected`` are what comes, in place of these; of a part that is of no feed nothing is made.
+    """
+
+    def __init__(self, packed: Sequence[str], feeds: Mapping[int, PlanFeed], way: Way) -> None:
+        self.expected = {part: replace(feed, spec=packed_spec(packed[part], feed.spec)) for part, feed in feeds.items()}
+        self._packed = {part: packed[part] for part in feeds if packed[part]}
+        self._shapes = {part: feeds[part].spec.concrete for part, how in self._packed.items() if how == INT8}
         self._way = way
-
-    def expected(self, feeds: Mapping[int, PlanFeed]) -> dict[int, PlanFeed]:
-        """What comes of parts, in place of what they are."""
-        return {
-            part: replace(feed, spec=packed_spec(self._packed.get(part, ""), feed.spec)) for part, feed in feeds.items()
-        }
 
     def unpack(
         self, updates: Sequence[Parts], then: Callable[[Sequence[Parts]], None], failed: Failed
@@ -193,7 +269,7 @@ class Unpacking:
         Answers the task that it runs in otherwise; cancelled, that calls neither.
         """
         try:
-            made, packings = unpacked(updates, self._packed, self._way.host.memory)
+            made, packings = self._begin(updates)
             if not is_short(packings):
                 return self._way.tasks.start(self._unpack(made, packings, then, failed))
             compute_now(packings)
@@ -202,6 +278,16 @@ class Unpacking:
             return None
         then(made)
         return None
+
+    def _begin(self, updates: Sequence[Parts]) -> tuple[list[list[Array]], list[Packing]]:
+        """The updates, what comes of packed parts in memory that is yet to be filled, and what fills it."""
+        made, packings = [list(parts) for parts in updates], []
+        for parts in made:
+            for part, how in self._packed.items():
+                each = unpacking(how, parts[part], self._way.host.memory)
+                parts[part] = each.fills[0].reshape(self._shapes[part]) if how == INT8 else each.fills[0]
+                packings.append(each)
+        return made, packings
 
     async def _unpack(
         self,
@@ -218,21 +304,22 @@ class Unpacking:
             then(made)
 
 
-def unpacked(
-    updates: Sequence[Parts], packed: Mapping[int, str], memory: Memory
-) -> tuple[list[list[Array]], list[Packing]]:
-    """Updates as they were, in memory that is yet to be filled, and what fills it."""
-    made, packings = [list(parts) for parts in updates], []
-    for parts in made:
-        for part in packed:
-            bits = _in_order(parts[part])
-            parts[part] = numbers = memory.received(_NUMBERS, bits.shape)
-            packings.append(Packing("widen_blocks", (bits, numbers), bits.size))
-    return made, packings
+def unpacking(how: str, packed: Any, memory: Memory) -> Packing:
+    """What fills memory with the numbers of a part; those of int8 are one row."""
+    if how == BFLOAT16:
+        bits = _in_order(packed)
+        return Packing("widen_blocks", (bits,), (memory.received(_NUMBERS, bits.shape),), bits.size)
+    size = packed.size - _scales_of(packed.size * BLOCK // (BLOCK + 4))
+    codes, scales = _codes(packed, size)
+    return Packing("dequantize_blocks", (codes, _in_order(scales)), (memory.received(_NUMBERS, (size,)),), size)
 
 
 def unpacked_now(parts: Parts, packed: Sequence[str], memory: Memory) -> list[Array]:
-    """One update's parts as they were, computed here."""
-    (made,), packings = unpacked([parts], {part: how for part, how in enumerate(packed) if how and parts}, memory)
-    compute_now(packings)
+    """One update's parts, computed here: see `unpacking`. One that is empty, as it is not finite, stays so."""
+    made = list(parts)
+    for place, how in enumerate(packed if parts else ()):
+        if how:
+            each = unpacking(how, parts[place], memory)
+            each.compute(0, each.blocks)
+            (made[place],) = each.fills
     return made

@@ -45,6 +45,7 @@ from flowrt.sched.replica.stopwatch import Phase, Stopwatch
 if TYPE_CHECKING:
     from flowrt.sched.drivers.beginning import BeginReplica
     from flowrt.sched.drivers.closed import Closed, Runnable
+    from flowrt.sched.drivers.packing import Feedback
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.replica.local import Rounds
     from flowrt.sched.replica.reading import Reader
@@ -53,11 +54,17 @@ if TYPE_CHECKING:
 class Replica:
     """One replica of a run. It computes ``tower``, and by ``ask``, if there is that, what tells which rows it takes.
 
-    With ``rounds`` it takes local steps, and these compute its updates.
+    With ``rounds`` it takes local steps, and these compute its updates. ``feedback`` is told which of them counted.
     """
 
     def __init__(
-        self, role: BeginReplica, tower: Runnable, ask: Closed | None, way: Way, rounds: Rounds | None = None
+        self,
+        role: BeginReplica,
+        tower: Runnable,
+        ask: Closed | None,
+        way: Way,
+        feedback: Feedback,
+        rounds: Rounds | None = None,
     ) -> None:
         self.role = role
         self._tower = tower
@@ -82,6 +89,7 @@ class Replica:
         self._posted: Sequence[Update] = ()
         self._nothing: tuple[tuple[()], ...] = ((),) * len(role.servers)
         self._rounds = rounds
+        self._feedback = feedback
         self._asking = Asking(role, ask, way, self._admit, self._fail_batch) if any(role.wants) else None
         self._reader: Reader | None = None
         if role.source is not None:
@@ -193,6 +201,7 @@ class Replica:
             self._asking.hear(message)
         if server == 0:
             self._spent, self._booked, self._since = message.spent, message.begun, message.since
+            self._feedback.counted = message.counted
             self._drop((self._spent - self._booked) * self.role.steps)
         whole = self._has_all(version)
         if whole:
@@ -359,6 +368,7 @@ class Replica:
         role = self.role
         told, made = tuple(map(_plain, fetches[: role.told])), fetches[role.told :]
         self._done, ready = version, self._announce(self._used)
+        self._feedback.post(version)
         times = self.watch.post(at_once=self.task is None)
         wants = self._nothing if self._asking is None else self._asking.with_update()
         posted: list[Update] = []

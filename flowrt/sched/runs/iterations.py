@@ -48,7 +48,7 @@ from flowrt.sched.drivers.messages import (
     Update,
     Wants,
 )
-from flowrt.sched.drivers.packing import packing
+from flowrt.sched.drivers.packing import Feedback, packing
 from flowrt.sched.drivers.tasks import Tasks
 from flowrt.sched.drivers.way import Send, Way
 from flowrt.sched.replica.local import Rounds
@@ -309,11 +309,12 @@ class Iterations:
             return None if plan < 0 else Closed(plans(plan), asked.seed, whose)
 
         tower, load, differ = Closed(plans(asked.plan), asked.seed, whose), closed(asked.load), closed(asked.differ)
-        rounds = None
+        rounds, feedback = None, Feedback(self._host.memory)
         if load is not None and differ is not None:
-            makes = packing(differ, asked, self._host)
+            makes = packing(differ, asked, feedback, self._host)
             rounds = Rounds(asked, tower, closed(asked.start), load, makes, closed(asked.merge), way)
-        replica = Replica(asked, packing(tower, asked, self._host, asked.told), closed(asked.ask), way, rounds)
+        makes = packing(tower, asked, feedback, self._host, asked.told)
+        replica = Replica(asked, makes, closed(asked.ask), way, feedback, rounds)
         self._replicas[asked.run, asked.replica] = replica
         replica.start()
 

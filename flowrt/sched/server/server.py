@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -114,9 +115,10 @@ class Server:
             if role.combined
             else None
         )
-        self._unpacking = Unpacking(role.packed, way) if any(role.packed) else None
+        self._unpacking = Unpacking(role.packed, self._expected, way) if any(role.packed) else None
         if self._unpacking is not None:
-            self._expected = self._unpacking.expected(self._expected)
+            self._expected = self._unpacking.expected
+        self._counted = [-1] * len(role.replicas)  # by replica: the newest version of which its update is in a set
         self._squares = [nan] * len(role.replicas)  # of the newest update of each
         self._square = nan  # of what the variables were moved by last
         self._applying: asyncio.Task[None] | None = None
@@ -328,6 +330,8 @@ class Server:
         versions: tuple[int, ...] = (),
     ) -> None:
         """Apply a set of updates, once: their mean, or each times its weight; see `ApplyOrder`."""
+        for replica, computed in zip(replicas, versions or repeat(version), strict=False):
+            self._counted[replica] = max(self._counted[replica], computed)
         if self.role.staleness and not self.over and self._gathering is not None and not self._gathering.rests:
             self._waiting = ApplyOrder(self.role.run, version, replicas, weights, versions)
             return
@@ -447,7 +451,8 @@ class Server:
         told.waiting[at] = self.way.clock()
         booked = (0, False, 0) if self.coordination is None else self.coordination.booked(replica)
         number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, at)
-        told_now = make_version(role.run, at, role.server, replica, *booked, self._values, number, rows)
+        counted = self._counted[replica]
+        told_now = make_version(role.run, at, role.server, replica, *booked, self._values, number, rows, counted)
         self.way.post(role.replicas[replica], told_now)
 
     def _may_be_told(self, replica: int, told: _Told) -> bool:

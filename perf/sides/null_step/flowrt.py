@@ -2,6 +2,8 @@
 
 ahead    the same with ``ahead=8``: the nodes need not wait for the client
 tcp      the same by sockets, as between hosts
+bfloat16 by sockets, what workers send in half the bytes
+int8     by sockets, what workers send in a quarter of the bytes
 shares   by sockets, without a server: each worker holds a share of the variables, as in an all-reduce
 """
 
@@ -21,7 +23,8 @@ from sides.null_step import data as d
 import flowrt as fr
 
 AHEAD = 8
-SOCKETS = ("tcp", "shares")
+PACKED = ("bfloat16", "int8")
+SOCKETS = ("tcp", "shares", *PACKED)
 
 
 def build(a: p.Settings) -> tuple[fr.Graph, fr.train.Replicated, fr.Tensor]:
@@ -40,7 +43,8 @@ def build(a: p.Settings) -> tuple[fr.Graph, fr.train.Replicated, fr.Tensor]:
 
     with fr.Graph() as graph:
         rate = d.ROW_RATE if rows else d.RATE
-        where = {"servers": shares, "server_device": on}
+        where: dict[str, Any] = {"servers": shares, "server_device": on}
+        where["compression"] = a.variant if a.variant in PACKED else None
         trainer = fr.train.Replicated(loss_fn, inputs, fr.optim.SGD(rate), replicas=a.workers, **where)
         variable = trainer.variables[-1]
         with fr.colocate_with(variable):
