@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -47,10 +48,10 @@ class Partition:
         """The spec of the rows from ``first`` up to ``end``."""
         return self.spec if self.is_mirrored else Spec(self.spec.dtype, (end - first, *self.spec.concrete[1:]))
 
-    def beside(self, name: str) -> Partition:
-        """That of what is kept beside each shard under ``name``: split by the same rows."""
+    def beside(self, name: str, dtype: np.dtype[Any]) -> Partition:
+        """That of what is kept beside each shard under ``name``, of another dtype perhaps: split by the same rows."""
         shards = tuple(f"{shard}/{name}" for shard in self.shards)
-        return Partition(f"{self.name}/{name}", self.spec, self.rows, shards, self.container)
+        return Partition(f"{self.name}/{name}", Spec(dtype, self.spec.dims), self.rows, shards, self.container)
 
 
 def row_bounds(partition: int | Sequence[int], rows: int) -> tuple[int, ...]:

@@ -68,6 +68,11 @@ def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
+def computed(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What is computed with, and kept beside a variable: float32 where these are floats of 16 bits."""
+    return _KNOWN["float32"] if is_half(dtype) else dtype
+
+
 @cache
 def largest(dtype: np.dtype[Any]) -> float:
     """The largest number that is not infinite, of a dtype of floats."""

@@ -3,7 +3,7 @@
 Each takes values and the groups of their indices (see `group_rows`). Where a row occurs several times its values are
 summed first, so that a row moves once. An optimiser's rule moves the same rows of the variables it keeps beside the
 table, its ``slots``, and nothing else: a row that does not occur keeps its momentum, its mean square, its value.
-``settings`` are the rule's numbers, in the variable's dtype.
+Slots and ``settings``, the rule's numbers, are of the variable's dtype; beside one of 16 bits of float32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import SpecError
-from flowrt.base.spec import Spec, normal_axes
+from flowrt.base.spec import Spec, as_dtype, computed, normal_axes
 from flowrt.base.traits import VariableUpdate
 from flowrt.ops.elementwise import astype
 from flowrt.ops.reduce import spread
@@ -34,7 +34,7 @@ SETTINGS = 8
 
 
 def _row_write(name: str, meaning: str, by: str | None = None, *, own: bool = False) -> Op:
-    """The op that moves rows of the variable ``resource`` and of its ``slots``, which are of its dtype and shape.
+    """The op that moves rows of the variable ``resource`` and of its ``slots``, which are of its shape.
 
     It takes values [n, *shape[1:]], their groups, and ``SETTINGS`` numbers.
     """
@@ -105,21 +105,24 @@ def _check(values: Spec, groups: Spec, settings: Spec, resource: str, held: Spec
     wanted = Spec(held.dtype, (None, *held.shape[1:]))
     if values.dtype != held.dtype or (values.dims is not None and not wanted.accepts(values.dtype, values.dims)):
         raise SpecError(f"rows of the variable {resource!r} must be {wanted}, got {values}")
-    if not Spec(held.dtype, (SETTINGS,)).accepts(settings.dtype, settings.dims or (SETTINGS,)):
-        raise SpecError(f"the settings must be {Spec(held.dtype, (SETTINGS,))}, got {settings}")
+    numbers = Spec(computed(held.dtype), (SETTINGS,))
+    if not numbers.accepts(settings.dtype, settings.dims or (SETTINGS,)):
+        raise SpecError(f"the settings must be {numbers}, got {settings}")
     check_groups(values, groups)
 
 
 def write_rows(write: Op, slices: IndexedSlices, settings: Sequence[Any], attributes: dict[str, Any], name: str) -> Any:
     """The operation that does ``write`` with the values and indices of ``slices``.
 
-    ``attributes`` are the variable's and the write's own; ``settings`` are numbers or scalars of the variable's dtype.
+    ``attributes`` are the variable's and the write's own; ``settings`` are numbers or scalars.
     """
     values, _ = unrepeated(slices.values)
-    filled, dtype = (*settings, *[0] * (SETTINGS - len(settings))), attributes["dtype"]
+    filled, dtype = (*settings, *[0] * (SETTINGS - len(settings))), computed(as_dtype(attributes["dtype"]))
     numbers: Any
     if any(hasattr(s, "builder") for s in settings):
-        numbers = stack([astype(s, dtype) if hasattr(s, "builder") else np.asarray(s).astype(dtype) for s in filled])
+        numbers = stack(
+            [astype(s, dtype.name) if hasattr(s, "builder") else np.asarray(s).astype(dtype) for s in filled]
+        )
     else:
         numbers = np.array(filled, dtype)
     groups = group_rows(slices.indices, shape_of(values)[0], slices.shape[0], slices.absent)

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from flowrt.base.errors import GraphError, user_site
-from flowrt.base.spec import is_half
+from flowrt.base.spec import computed
 from flowrt.ops.elementwise import astype, divide, expm1, multiply, negative, sqrt
 from flowrt.ops.fused import in_one
 from flowrt.ops.moves import (
@@ -28,7 +26,8 @@ from flowrt.ops.moves import (
     rmsprop_move,
 )
 from flowrt.ops.rows import adagrad_rows, adam_rows, add_rows, momentum_rows, rmsprop_rows
-from flowrt.optim.optimizer import Optimizer, in_common, number, slot
+from flowrt.ops.state import of_dtype
+from flowrt.optim.optimizer import Optimizer, in_common, moved_by, number, slot
 
 if TYPE_CHECKING:
     from flowrt.graph import Node
@@ -43,7 +42,7 @@ class SGD(Optimizer):
         return [variable.move_rows(add_rows, slices, [negative(self._rate(variable))])]
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
-        return [variable.assign_sub(multiply(gradient, self._rate(variable)))]
+        return [moved_by(variable, multiply(gradient, self._rate(variable)))]
 
 
 class Momentum(Optimizer):
@@ -61,7 +60,7 @@ class Momentum(Optimizer):
         velocity, numbers = slot(variable, "momentum"), [number(variable, self.momentum), self._rate(variable)]
         move = nesterov_move if self.nesterov else momentum_move
         grown, step = in_one(move, [velocity, gradient], numbers)
-        return [velocity.assign(grown), variable.assign_sub(step)]
+        return [velocity.assign(grown), moved_by(variable, step)]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
         velocity = slot(variable, "momentum")
@@ -83,14 +82,12 @@ class AdaGrad(Optimizer):
         self.epsilon = epsilon
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
-        _check_epsilon(variable, self.epsilon)
         accumulator = slot(variable, "accumulator", self.initial_accumulator_value)
         numbers = [number(variable, self.epsilon), self._rate(variable)]
         grown, step = in_one(adagrad_move, [accumulator, gradient], numbers)
-        return [accumulator.assign(grown), variable.assign_sub(step)]
+        return [accumulator.assign(grown), moved_by(variable, step)]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
-        _check_epsilon(variable, self.epsilon)
         accumulator = slot(variable, "accumulator", self.initial_accumulator_value)
         return [variable.move_rows(adagrad_rows, slices, [self._rate(variable), self.epsilon], [accumulator])]
 
@@ -111,20 +108,18 @@ class RMSProp(Optimizer):
         self.epsilon = epsilon
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
-        _check_epsilon(variable, self.epsilon)
         mean_square = slot(variable, "mean_square")
         settings = [number(variable, n) for n in (self.decay, 1 - self.decay, self.epsilon)]
         settings.append(self._rate(variable))
         if not self.momentum:
             squares, step = in_one(rmsprop_move, [mean_square, gradient], settings)
-            return [mean_square.assign(squares), variable.assign_sub(step)]
+            return [mean_square.assign(squares), moved_by(variable, step)]
         velocity = slot(variable, "momentum")
         settings.append(number(variable, self.momentum))
         squares, step = in_one(rmsprop_momentum_move, [mean_square, gradient, velocity], settings)
-        return [mean_square.assign(squares), velocity.assign(step), variable.assign_sub(step)]
+        return [mean_square.assign(squares), velocity.assign(step), moved_by(variable, step)]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
-        _check_epsilon(variable, self.epsilon)
         slots = [slot(variable, "mean_square"), slot(variable, "momentum")]
         settings = [self._rate(variable), self.decay, 1 - self.decay, self.epsilon, self.momentum]
         return [variable.move_rows(rmsprop_rows, slices, settings, slots)]
@@ -155,7 +150,7 @@ class Adam(Optimizer):
         weights = (self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2)
         numbers = [*(number(variable, weight) for weight in weights), *corrections, self._rate(variable)]
         mean, squares, step = self._moved(variable, [first, second, gradient], numbers)
-        return [first.assign(mean), second.assign(squares), variable.assign_sub(step)]
+        return [first.assign(mean), second.assign(squares), moved_by(variable, step)]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
         first, second = slot(variable, "first_moment"), slot(variable, "second_moment")
@@ -170,15 +165,14 @@ class Adam(Optimizer):
 
         With these scalars, one pair for all variables of a place, the formula has one root and one quotient per entry.
         """
-        _check_epsilon(variable, self.epsilon, math.sqrt(1 - self.beta2))
-        common = in_common.get()
+        common, dtype = in_common.get(), computed(variable.dtype)
 
         def correct() -> tuple[Any, Any]:
-            time = astype(common.count(variable), variable.dtype)
+            time = astype(common.count(variable), dtype)
             root = sqrt(_weight(self.beta2, time))
             return divide(root, _weight(self.beta1, time)), root * self.epsilon
 
-        return common.once(variable, ("corrections", variable.dtype), correct)
+        return common.once(variable, ("corrections", dtype), correct)
 
     def _decay_of_rows(self, rate: Any) -> Any:
         """What share of itself a row loses whenever it moves."""
@@ -202,7 +196,8 @@ class AdamW(Adam):
         self.weight_decay = weight_decay
 
     def _moved(self, variable: Variable, tensors: Sequence[Any], numbers: Sequence[Any]) -> tuple[Any, ...]:
-        return in_one(adamw_move, [*tensors, variable], [*numbers, number(variable, self.weight_decay)])
+        held = of_dtype(variable, computed(variable.dtype), cast=True)
+        return in_one(adamw_move, [*tensors, held], [*numbers, number(variable, self.weight_decay)])
 
     def _decay_of_rows(self, rate: Any) -> Any:
         return multiply(rate, self.weight_decay)
@@ -211,10 +206,3 @@ class AdamW(Adam):
 def _weight(beta: float, time: Any) -> Any:
     """``1 - beta^time``, what a mean that decays by ``beta`` has counted; exact where ``beta`` is close to 1."""
     return negative(expm1(multiply(time, math.log(beta) if beta else -math.inf)))
-
-
-def _check_epsilon(variable: Variable, epsilon: float, factor: float = 1.0) -> None:
-    """Refuse what keeps quotients from 0 / 0 and, times ``factor``, is nothing among floats of 16 bits."""
-    if is_half(variable.dtype) and epsilon and not np.array(epsilon * factor, variable.dtype):
-        fix = f"use a larger one, as 1e-4, or keep {variable.name!r} in float32"
-        raise GraphError(f"{user_site()}: epsilon={epsilon:g} comes to 0 in {variable.dtype}; {fix}")

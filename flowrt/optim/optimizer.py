@@ -21,6 +21,7 @@ from flowrt.base.collection import held_back
 from flowrt.base.errors import GraphError, from_site, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.partitioning import Partition
+from flowrt.base.spec import computed
 from flowrt.base.telling import telling
 from flowrt.gradients import gradients
 from flowrt.graph import as_node, beside, current_scope, scoped
@@ -31,7 +32,7 @@ from flowrt.ops.flow import group
 from flowrt.ops.routing import split_gradient
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant, full
-from flowrt.ops.state import SplitVariable, Variable, variables_from
+from flowrt.ops.state import SplitVariable, Variable, of_dtype, variables_from
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Node
@@ -119,23 +120,29 @@ class Optimizer(OptimizerElsewhere, ABC):
                 if isinstance(gradient, IndexedSlices):
                     done += self._move_rows(variable, gradient)
                 else:
-                    done += self._move(variable, as_value(gradient))
+                    done += self._move(variable, of_dtype(gradient, computed(variable.dtype), cast=True))
         return done
 
     @abstractmethod
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
-        """The writes of one variable's update."""
+        """The writes of one variable's update; ``gradient`` is of the dtype that is `computed` with."""
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
         """The writes of the update of a variable of which only rows have a gradient."""
-        return self._move(variable, as_value(slices))
+        return self._move(variable, of_dtype(as_value(slices), computed(variable.dtype), cast=True))
 
     def _rate(self, variable: Variable) -> Any:
-        """The learning rate in the variable's dtype."""
-        rate = as_value(self.lr)
+        """The learning rate in the dtype that is `computed` with."""
+        rate, dtype = as_value(self.lr), computed(variable.dtype)
         if not hasattr(rate, "builder"):
             return number(variable, rate)
-        return in_common.get().once(variable, ("rate", variable.dtype), lambda: astype(rate, variable.dtype))
+        return in_common.get().once(variable, ("rate", dtype), lambda: astype(rate, dtype))
+
+
+def moved_by(variable: Variable, step: Any) -> Node:
+    """The write of ``variable -= step``; of floats of 16 bits both are rounded."""
+    made: Node = variable.assign_sub(of_dtype(step, variable.dtype, cast=True))
+    return made
 
 
 def _trainable(graph: Graph) -> list[Variable]:
@@ -244,37 +251,37 @@ def _update(name: str | None) -> Iterator[Common]:
 
 
 def number(variable: Variable, value: Any) -> Any:
-    """A plain ``value`` in the variable's dtype: one node for all variables of a place, or each would bring several."""
+    """A plain ``value`` in the dtype that is `computed` with: one node for all variables of a place, not one each."""
     if not isinstance(value, (int, float, np.generic, np.ndarray)):
         return value
+    dtype = computed(variable.dtype)
     if isinstance(value, float):  # as most are
-        return in_common.get().once(
-            variable, (value.hex(), variable.dtype), lambda: constant(variable.dtype.type(value))
-        )
-    array = np.asarray(value).astype(variable.dtype)
-    key = "number", array.shape, array.tobytes(), variable.dtype
+        return in_common.get().once(variable, (value.hex(), dtype), lambda: constant(dtype.type(value)))
+    array = np.asarray(value).astype(dtype)
+    key = "number", array.shape, array.tobytes(), dtype
     return in_common.get().once(variable, key, lambda: constant(array))
 
 
 def slot(variable: Variable, name: str, value: float = 0, *, shape: Any = None, dtype: Any = None) -> Variable:
     """What an optimiser keeps beside ``variable``, named after it whatever scope this is; by default shaped like it.
 
+    Beside floats of 16 bits it is of float32: what a mean gains in a step is often less than such a one's last bit.
     All that one update keeps under this ``name`` starts from the same ``value``.
     """
     scope, common = replace(current_scope(), prefix="", container=variable.resource.container), in_common.get()
-    shape, dtype = variable.shape if shape is None else shape, variable.dtype if dtype is None else dtype
+    shape, dtype = variable.shape if shape is None else shape, computed(variable.dtype) if dtype is None else dtype
     with variables_from(None), scoped(scope):
         sizes = common.once(variable, ("sizes", shape), lambda: constant(np.array(shape, "int64")))
         first = common.once(variable, ("first", name, dtype), lambda: full((), value, dtype))
         full_name = "/".join(filter(None, (variable.name, common.name, name)))
         made = Variable(full(sizes, first), name=full_name, trainable=False)
     if variable.whole is not None and shape == variable.shape:
-        _split_alike(variable.whole, _beside(variable, made))
+        _split_alike(variable.whole, _beside(variable, made), dtype)
     return made
 
 
-def _split_alike(variable: SplitVariable, name: str) -> None:
+def _split_alike(variable: SplitVariable, name: str, dtype: Any) -> None:
     """Note that what is kept beside all parts of a variable is split as they are, once it is there."""
-    graph, found = variable.graph, variable.partition.beside(name)
+    graph, found = variable.graph, variable.partition.beside(name, dtype)
     if all((found.container, shard) in graph.resources for shard in found.shards):
         graph.partitions[found.name] = found

@@ -102,9 +102,11 @@ class _Update:
         self.evaluations = optimizer.evaluations
         self.rate = astype(optimizer._rate(variables[0]), self.dtype)
         rows = optimizer.history
-        self.last_points, self.last_slopes = ([slot(v, name) for v in variables] for name in ("point", "slope"))
+        self.last_points, self.last_slopes = (
+            [slot(v, name, dtype=v.dtype) for v in variables] for name in ("point", "slope")
+        )
         self.moves, self.changes = (
-            [slot(v, name, shape=(rows, *v.shape)) for v in variables] for name in ("moves", "changes")
+            [slot(v, name, shape=(rows, *v.shape), dtype=v.dtype) for v in variables] for name in ("moves", "changes")
         )
         self.curvatures = slot(variables[0], "curvatures", shape=(rows,), dtype=self.dtype)  # 0 where there is none yet
 

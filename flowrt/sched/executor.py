@@ -30,7 +30,7 @@ from flowrt.sched.host.memory import amount
 from flowrt.sched.host.shielded import EndedAnyway
 from flowrt.sched.host.tracer import now
 from flowrt.sched.regional import RegionRunner
-from flowrt.sched.regions.regions import READ, resource_of, resources_of, variable_spec
+from flowrt.sched.regions.regions import READ, resource_of, resources_of, variable_spec, variable_specs
 from flowrt.sched.run_trace import TracedIssuer, note_prepared, note_step, note_wait
 from flowrt.sched.running import INLINE_SECONDS, StepRun, own, run_words
 from flowrt.sched.single import Runners
@@ -90,8 +90,8 @@ class Executor:
         self._lendable = _lendable(plan, self.units, host.task)
         for node in plan.nodes:
             if node.op == READ or writes(node.op):
-                for name in resources_of(node):
-                    host.variables.declare(name, variable_spec(node), node.device)
+                for name, spec in zip(resources_of(node), variable_specs(node), strict=True):
+                    host.variables.declare(name, spec, node.device)
 
     @held_back()
     def footprint(self, feeds: Sequence[Spec]) -> Footprint:

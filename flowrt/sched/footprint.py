@@ -26,7 +26,7 @@ from flowrt.sched.loops.structured import STRUCTURED
 from flowrt.sched.machine import StepMachine
 from flowrt.sched.regions.lives import DataDependent, sizes_known
 from flowrt.sched.regions.recorded import Recording
-from flowrt.sched.regions.regions import READ, Name, Region, resources_of, variable_spec
+from flowrt.sched.regions.regions import READ, Name, Region, resources_of, variable_spec, variable_specs
 from flowrt.sched.tape.recording import residents
 from flowrt.sched.units import Action, Unit, connect
 
@@ -128,8 +128,8 @@ class _Play:
             return
         node = self.plan.nodes[unit.nodes[0]]
         if unit.action is Action.WRITE:
-            for name in resources_of(node):
-                self._begin(name, variable_spec(node))
+            for name, spec in zip(resources_of(node), variable_specs(node), strict=True):
+                self._begin(name, spec)
         elif unit.action is Action.READ:
             self.make(unit.outputs[0], variable_spec(node))
         elif unit.action is Action.ISSUE:
@@ -271,7 +271,8 @@ def survey(plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec], *, record: 
 
 def _variables(nodes: Iterable[PlanNode]) -> dict[Name, Spec]:
     touching = (node for node in nodes if node.op == READ or writes(node.op))
-    return {name: variable_spec(node) for node in touching for name in resources_of(node)}
+    both = (zip(resources_of(node), variable_specs(node), strict=True) for node in touching)
+    return {name: spec for named in both for name, spec in named}
 
 
 def _tensors(play: _Play, unit: Unit, number: int) -> Iterator[HeldTensor]:

@@ -30,7 +30,7 @@ from flowrt.sched.ready import AT_ONCE, GuessingRunner
 from flowrt.sched.regions.cost import predict
 from flowrt.sched.regions.lives import infer
 from flowrt.sched.regions.misfits import PlanWithin, misfit_of_node
-from flowrt.sched.regions.regions import READ, resource_of, resources_of, size_operands, variable_spec
+from flowrt.sched.regions.regions import READ, resource_of, resources_of, size_operands, variable_spec, variable_specs
 from flowrt.sched.tape.tape import address, corrected
 
 if TYPE_CHECKING:
@@ -366,10 +366,10 @@ def write_variable(node: PlanNode, inputs: Sequence[Array], run: Array, variable
 
 
 def _write_rows(node: PlanNode, inputs: Sequence[Array], run: Array, variables: Variables, memory: Memory) -> None:
-    spec, specs = variable_spec(node), [spec_of(a) for a in inputs]
+    tables, specs = variable_specs(node), [spec_of(a) for a in inputs]
     infer(node, specs)
-    held = [variables.value(name, spec) for name in resources_of(node)]
-    prepared = prepare(node.op, specs, [spec] * len(held), node.attrs)
+    held = [variables.value(name, spec) for name, spec in zip(resources_of(node), tables, strict=True)]
+    prepared = prepare(node.op, specs, tables, node.attrs)
     scratch = [memory.empty(each.concrete, each.dtype) for each in prepared.scratch]
     words = run.copy()
     prepared.run(address(words), [address(a) for a in (*inputs, *held, *scratch)])

@@ -21,7 +21,7 @@ from flowrt.kernels.store.locking import while_wanted
 from flowrt.kernels.store.parts import loop_address, nested_address
 from flowrt.op import lookup
 from flowrt.sched.loops.structured import PURE_STRUCTURED
-from flowrt.sched.regions.regions import resources_of, variable_spec
+from flowrt.sched.regions.regions import variable_specs
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
@@ -60,7 +60,7 @@ def _warm_node(node: PlanNode, inputs: list[Spec]) -> None:
     try:
         outputs = lookup(node.op).infer(inputs, node.attrs)
         if writes_rows(node.op):  # whose kernels write the variables
-            outputs = tuple(variable_spec(node) for _ in resources_of(node))
+            outputs = variable_specs(node)
         application = apply_kernel(node.op, inputs, outputs, node.attrs)
     except (FlowrtError, ValueError):  # these sizes do not fit, or are not enough
         return

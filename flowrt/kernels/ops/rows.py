@@ -14,7 +14,7 @@ import numpy as np
 from flowrt.base.spec import Spec, is_half
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import THREADS, cuda
-from flowrt.kernels.ops.precision import BITS, all_of
+from flowrt.kernels.ops.precision import BITS
 from flowrt.kernels.ops.slices import part
 from flowrt.kernels.teams.standing import Teams, add_team, divided, stand
 from flowrt.kernels.tiles.rowmoves import add_rows_by_int32, add_rows_by_int64, claim, fetch, move_bytes
@@ -269,7 +269,7 @@ for _op, _rule in (("rmsprop_rows", rmsprop), ("adam_rows", adam)):
     kernel(_op, "cuda", layout=_moving_on_cuda)(_with_two_slots_on_cuda(_rule))
 
 
-# ── of floats of 16 bits: each entry read as float32, and rounded once where it is written ───────────────────────────
+# ── of floats of 16 bits: each entry read as float32, and rounded once where it is written; slots are of float32 ─────
 
 
 def _summed(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,7 +291,7 @@ def _summed(read: Callable[..., Any]) -> Callable[..., Any]:
 
 def _adding(read: Callable[..., Any], write: Callable[..., Any], summed: Callable[..., Any]) -> Callable[..., None]:
     def add(values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int, begin: int, end: int) -> None:
-        factor, last = read(settings[0]), part(groups, end, units)
+        factor, last = settings[0], part(groups, end, units)
         for group in range(part(groups, begin, units), last):
             ask_row(table, ask(values, groups, group, last))
             row = table[summed(values, groups, group, total)]
@@ -304,8 +304,8 @@ def _adding(read: Callable[..., Any], write: Callable[..., Any], summed: Callabl
 def _of_one_slot(rule: Callable[..., Any], read: Callable[..., Any], write: Callable[..., Any]) -> Callable[..., Any]:
     @jitable
     def moved(g: Any, p: Any, one: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        found = rule(g, read(p), read(one), read(a), read(b), read(c), read(d))
-        return write(found[0]), write(found[1])
+        found, kept = rule(g, read(p), one, a, b, c, d)
+        return write(found), kept
 
     return moved
 
@@ -315,16 +315,25 @@ def _of_two_slots(rule: Callable[..., Any], read: Callable[..., Any], write: Cal
     def moved(
         g: Any, p: Any, one: Any, two: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, h: Any
     ) -> Any:  # fmt: skip
-        settings = read(a), read(b), read(c), read(d), read(e), read(f), read(h)
-        found = rule(g, read(p), read(one), read(two), *settings)
-        return write(found[0]), write(found[1]), write(found[2])
+        found, first, second = rule(g, read(p), one, two, a, b, c, d, e, f, h)
+        return write(found), first, second
 
     return moved
 
 
+def _rows_of(half: str) -> Callable[[Sequence[Any]], bool]:
+    """Whether operands are values and perhaps a table of that dtype, settings and slots of float32."""
+
+    def are(dtypes: Sequence[Any]) -> bool:
+        values, _, settings, *table = map(str, dtypes)
+        return [values, *table[:1]] == [half] * len([values, *table[:1]]) and {settings, *table[1:]} == {"float32"}
+
+    return are
+
+
 for _half, (_read, _write) in BITS.items():
     _how: dict[str, Any] = {"layout": _moving, "local": _total, "moves": _moved_bytes, "takes_bits": True}
-    _how["dtypes"], _sum = all_of(_half, but=1), _summed(_read)
+    _how["dtypes"], _sum = _rows_of(_half), _summed(_read)
     kernel("add_rows", **_how)(_adding(_read, _write, _sum))
     for _op, _rule in (("momentum_rows", momentum), ("adagrad_rows", adagrad)):
         kernel(_op, **_how)(_with_one_slot(_of_one_slot(_rule, _read, _write), _sum))

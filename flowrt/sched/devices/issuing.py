@@ -25,7 +25,15 @@ from flowrt.sched.devices.looping import Bodies, BodyUnit, Run
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.replaying import WholeRegions, has_bodies, may_size
 from flowrt.sched.regions.lives import BRING, infer, inferred_whole, known_array
-from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, size_operands, variable_spec
+from flowrt.sched.regions.regions import (
+    CONSTANT,
+    READ,
+    resource_of,
+    resources_of,
+    size_operands,
+    variable_spec,
+    variable_specs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -215,11 +223,11 @@ class Issuer:
         self._holding.begin(name, value.seen_as(spec))
 
     def _write_rows(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _UnitRun) -> None:
-        spec, names, specs = variable_spec(node), resources_of(node), [_spec(value) for value in inputs]
+        held, names, specs = variable_specs(node), resources_of(node), [_spec(value) for value in inputs]
         self._infer(node, inputs)
-        tables = [self._holding.own(name, spec) for name in names]
+        tables = [self._holding.own(name, spec) for name, spec in zip(names, held, strict=True)]
         key = tuple(each.dims for each in specs)
-        kernel, _ = self._kernel(position, key, node.op, specs, lambda: [spec] * len(tables))
+        kernel, _ = self._kernel(position, key, node.op, specs, lambda: held)
         self._launch(kernel, node, [*(self._here(v, node) for v in inputs), *tables], run)
 
 

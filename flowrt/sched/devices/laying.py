@@ -24,7 +24,7 @@ from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.sched.host.arena import lay_out
 from flowrt.sched.regions.lives import BRING, Lives, find_lives
-from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resources_of, variable_spec
+from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resources_of, variable_spec, variable_specs
 from flowrt.sched.regions.sharing import Sharing, share
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ class _Layer:
         homes, held = [self._home_of(v) for v in node.inputs], variable_spec(node)
         if update.rows:
             tables = [self.memory[name] for name in resources_of(node)]
-            kernel = self.prepare(node, node.op, specs, [held] * len(tables), node.attrs)
+            kernel = self.prepare(node, node.op, specs, variable_specs(node), node.attrs)
             self._launch(index, kernel, [*homes, *tables], writing=True)
             return
         memory = self.memory[resource_of(node)]

@@ -17,7 +17,7 @@ from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.spec import MAX_VALUE_SIZE, Spec, value_known
 from flowrt.base.traits import Arranged, is_alias, traits_of, writes
 from flowrt.op import PROGRAMS, lookup
-from flowrt.sched.regions.regions import CONSTANT, READ, Name, Region, resources_of, size_operands, variable_spec
+from flowrt.sched.regions.regions import CONSTANT, READ, Name, Region, resources_of, size_operands, variable_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,8 +183,7 @@ def _shares(lives: Lives, node: PlanNode, output: Spec) -> bool:
 
 
 def _touch(lives: Lives, node: PlanNode, index: int) -> None:
-    spec = variable_spec(node)
-    for name in resources_of(node):
+    for name, spec in zip(resources_of(node), variable_specs(node), strict=True):
         known = lives.held.setdefault(name, spec)
         if not known.accepts(spec.dtype, spec.concrete):
             raise GraphError(f"{node.where()}: the variable {name[1]!r} is {known} elsewhere in the plan, {spec} here")

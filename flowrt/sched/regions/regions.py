@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.base.collection import free_each
-from flowrt.base.spec import Spec, value_known
+from flowrt.base.spec import Spec, computed, value_known
 from flowrt.base.traits import writes
 from flowrt.op import sizing
 
@@ -72,7 +72,7 @@ def resource_of(node: PlanNode) -> Name:
 
 
 def resources_of(node: PlanNode) -> tuple[Name, ...]:
-    """Every variable that a node reads or writes: its own, then those it keeps beside it, all of one spec."""
+    """Every variable that a node reads or writes: its own, then those it keeps beside it."""
     name = resource_of(node)
     return (name, *((name[0], str(slot)) for slot in node.attrs.get("slots", ())))
 
@@ -80,6 +80,12 @@ def resources_of(node: PlanNode) -> tuple[Name, ...]:
 def variable_spec(node: PlanNode) -> Spec:
     """The spec that such a node says its variable has."""
     return _spec(node.attrs["dtype"], node.attrs["shape"])
+
+
+def variable_specs(node: PlanNode) -> tuple[Spec, ...]:
+    """The specs of all of `resources_of`: what is kept beside a variable has its shape."""
+    own = variable_spec(node)
+    return (own, *[_spec(computed(own.dtype), own.dims)] * len(node.attrs.get("slots", ())))
 
 
 _spec = lru_cache(1024)(Spec)

@@ -40,7 +40,7 @@ from flowrt.sched.regions.recorded import (
     Recording,
     RowWrite,
 )
-from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resources_of, variable_spec
+from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resources_of, variable_specs
 from flowrt.sched.regions.sharing import Sharing, share
 from flowrt.sched.tape.gathering import gather
 from flowrt.sched.tape.schedule import control
@@ -275,7 +275,7 @@ class _Recorder:
         if update.rows:
             homes = [self.homes[self.lives.roots[v]] for v in node.inputs]
             homes += [self.memory[name] for name in resources_of(node)]
-            specs = [*self.lives.operands(index), *(variable_spec(node) for _ in resources_of(node))]
+            specs = [*self.lives.operands(index), *variable_specs(node)]
             application = _apply(self.lives, index, node.op, specs, len(node.inputs), node.attrs)
             self.row_writes.append((self.lives.region.nodes[index], resources_of(node), homes[1], specs[1]))
             self._launch(index, node.op, application, homes, specs, node.control)
