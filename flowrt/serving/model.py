@@ -72,12 +72,14 @@ class Model:
         if session is not None:
             session.__exit__(kind, error, trace)
 
-    def __call__(self, /, **values: Any) -> dict[str, Any]:
+    def __call__(self, /, *unnamed: Any, **values: Any) -> dict[str, Any]:
         """The outputs by name for inputs by name. Raises `FeedError` for what does not fit, or is missing."""
         if self._step is None:
             raise ClosedError(f"{user_site()}: open the model first: `with model: model(...)`")
-        if values.keys() != self.inputs.keys():
-            raise FeedError(f"{user_site()}: the model takes ({told(self.inputs)}), and was given {sorted(values)}")
+        if unnamed or values.keys() != self.inputs.keys():
+            others = f" and {len(unnamed)} without a name" if unnamed else ""
+            takes = f"the model takes ({told(self.inputs)})"
+            raise FeedError(f"{user_site()}: {takes}, and was given {sorted(values)}{others}")
         answers: dict[str, Any] = self._step(*[values[name] for name in self.inputs])
         return answers
 

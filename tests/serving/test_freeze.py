@@ -192,6 +192,10 @@ def test_a_model_says_what_it_takes() -> None:
     with model:
         with pytest.raises(FeedError, match=r"takes \(rows: float32\[\?,3\]\), and was given \['row'\]"):
             model(row=X)
+        with pytest.raises(
+            FeedError, match=r"takes \(rows: float32\[\?,3\]\), and was given \[\] and 1 without a name"
+        ):
+            model(X)
         with pytest.raises(FeedError, match=r"expected float32\[\?,3\], got float64"):
             model(rows=X.astype("float64"))
         with pytest.raises(fr.ClosedError, match="open already"):
