@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from flowrt.base.errors import AuthenticationError, FlowrtError, GraphError
 from flowrt.net.door.addresses import is_loopback
 from flowrt.net.door.descriptors import take_descriptors
-from flowrt.net.door.tls import Keys
 from flowrt.net.door.tokens import load_token
 from flowrt.serving.batching import Batching
 from flowrt.serving.server import LOOK_SECONDS, ModelServer
@@ -70,8 +69,7 @@ def _server(given: argparse.Namespace) -> ModelServer:
     """Raises what is wrong with what was said, but for the models themselves."""
     host, port = given.bind
     token = None if given.token_file is None else load_token(given.token_file)
-    keys = None if given.tls is None else Keys(given.tls)
-    if token is None and keys is None and not given.anyone and not is_loopback(host):
+    if token is None and given.tls is None and not given.anyone and not is_loopback(host):
         raise AuthenticationError(
             f"listening on {host or 'every address'}, beyond this machine: give --token-file or --tls, or "
             "--anyone where everybody there may ask"
@@ -84,7 +82,7 @@ def _server(given: argparse.Namespace) -> ModelServer:
         batching=batching,
         options=Options(threads=given.threads, devices=given.devices),
         token=token,
-        tls=keys,
+        tls=given.tls,
         max_body=given.max_body << 20,
         look_seconds=given.look,
     )

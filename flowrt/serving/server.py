@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from numbers import Integral, Real
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +14,16 @@ from flowrt.base.errors import ClosedError, GraphError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.tracebacks import brief
 from flowrt.misuse import AsyncOnly
+from flowrt.net.door.tls import Keys
+from flowrt.net.door.tokens import checked
 from flowrt.serving.batching import Batching
 from flowrt.serving.endpoint import Endpoint
 from flowrt.serving.http import Face
 from flowrt.serving.model import Model
 from flowrt.serving.signature import check_name
+from flowrt.session.options import is_at_least
 
 if TYPE_CHECKING:
-    from os import PathLike
-
-    from flowrt.net.door.tls import Keys
     from flowrt.session.options import Options
 
 LOOK_SECONDS = 1.0  # between two looks at a model's file
@@ -33,9 +35,10 @@ class ModelServer(AsyncOnly):
     ``models`` is a `Model` or the path of a file, or several: a list, or a mapping of names to them; by itself a model
     has its own name, a file its name without the ending. A file that is replaced is served anew, without a pause. It
     listens at ``host`` and ``port`` (0: any free one, which ``server.port`` then is; None: nowhere, for `infer` and
-    `application` alone). Who asks has to bring the ``token``, where there is one; ``tls`` are keys, of which who asks
-    has to have some, too. ``max_body`` bounds what one request may be, in bytes. Leaving the block answers all that was
-    asked, and lets nothing more in.
+    `application` alone). Who asks has to bring the ``token``, where there is one; ``tls`` is a folder of keys, of which
+    who asks has to have some, too. ``max_body`` bounds what one request may be, in bytes. Leaving the block answers all
+    that was asked, and lets nothing more in. Raises `GraphError` for what makes no sense, `AuthenticationError` for a
+    token that is none, or keys that cannot be used.
     """
 
     WHAT = "fr.serving.ModelServer"
@@ -50,15 +53,24 @@ class ModelServer(AsyncOnly):
         batching: Batching | None = None,
         options: Options | None = None,
         token: str | None = None,
-        tls: Keys | None = None,
+        tls: str | PathLike[str] | None = None,
         max_body: int = 16 << 20,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
+        for name, value, fits, wanted in (
+            ("batching", batching, batching is None or isinstance(batching, Batching), "an fr.serving.Batching"),
+            ("max_body", max_body, is_at_least(1, max_body, Integral), "a number of bytes from 1 up"),
+            ("look_seconds", look_seconds, is_at_least(0, look_seconds, Real) and look_seconds, "seconds above 0"),
+            ("token", token, token is None or isinstance(token, str), "a text"),
+            ("tls", tls, tls is None or isinstance(tls, (str, PathLike)), "a folder"),
+        ):
+            if not fits:
+                raise GraphError(f"{user_site()}: ModelServer: {name} is {wanted}, got {value!r:.200}")
         self._batching = batching or Batching()
         self.endpoints = {name: Endpoint(source, self._batching, options) for name, source in _by_name(models).items()}
         self._host, self._port, self._look_seconds = host, port, look_seconds
-        self._face = Face(self.endpoints, self._batching, token, max_body)
-        self._tls = tls
+        self._face = Face(self.endpoints, self._batching, None if token is None else checked(token), max_body)
+        self._tls = None if tls is None else Keys(tls)
         self._opened, self._was_opened = AsyncExitStack(), False
 
     @property
@@ -135,10 +147,19 @@ def _by_name(models: Any) -> dict[str, Model | Path]:
         found = list(models.items())
     else:
         several = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
-        found = [(each.name if isinstance(each, Model) else Path(each).stem, each) for each in several]
-    for name, _ in found:
+        found = [(each.name if isinstance(each, Model) else _stem(each), each) for each in several]
+    for name, each in found:
         check_name(name, "a model")
+        if not isinstance(each, Model):
+            _stem(each)
     if not found or len(dict(found)) < len(found):
         names = ", ".join(name for name, _ in found) or "none"
         raise GraphError(f"{user_site()}: a server has models of different names, got {names}; name them: {{'a': ...}}")
     return {name: each if isinstance(each, Model) else Path(each) for name, each in found}
+
+
+def _stem(path: Any) -> str:
+    """The name of a file without its ending."""
+    if isinstance(path, (str, PathLike)):
+        return Path(path).stem
+    raise GraphError(f"{user_site()}: a server has an fr.serving.Model, or the path of one, got {path!r:.200}")

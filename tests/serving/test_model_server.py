@@ -16,7 +16,7 @@ from serving_world import Held, X, asking, client_of, doubling, frozen, serving,
 from yarl import URL
 
 import flowrt as fr
-from flowrt.base.errors import BrokenStream, GraphError, ResourceError
+from flowrt.base.errors import AuthenticationError, BrokenStream, GraphError, ResourceError
 from flowrt.serving import Batching, protocol
 
 if TYPE_CHECKING:
@@ -359,6 +359,26 @@ async def test_what_cannot_be_served_is_said_when_the_server_is_opened(tmp_path:
                 raise AssertionError
     with pytest.raises(GraphError, match=r"open fr\.serving\.ModelServer with `async with`"), server:
         raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "error", "text"),
+    [
+        (3, {}, GraphError, "a server has an fr.serving.Model, or the path of one, got 3"),
+        (None, {}, GraphError, "got None"),
+        ({"m": 3}, {}, GraphError, "got 3"),
+        ("m", {"batching": {"max_batch": 3}}, GraphError, "batching is an fr.serving.Batching, got {'max_batch': 3}"),
+        ("m", {"max_body": 0}, GraphError, "max_body is a number of bytes from 1 up, got 0"),
+        ("m", {"look_seconds": 0}, GraphError, "look_seconds is seconds above 0, got 0"),
+        ("m", {"token": 3}, GraphError, "token is a text, got 3"),
+        ("m", {"token": ""}, AuthenticationError, "a token is 1 to 1024 letters"),
+        ("m", {"tls": 3}, GraphError, "tls is a folder, got 3"),
+        ("m", {"tls": "no such folder"}, AuthenticationError, "no such folder"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(models: Any, settings: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        fr.serving.ModelServer(models, **settings)
 
 
 async def test_a_server_is_opened_once() -> None:
