@@ -13,14 +13,17 @@ import asyncio
 import ctypes
 import itertools
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
+from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
+from sim_loop import simulate
 
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import NodeLost
@@ -34,13 +37,13 @@ from flowrt.sched.drivers.messages import Allow
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.spares import Spares
 from flowrt.sched.policies import fixed_size, policy_to_data
+from flowrt.sched.replica.stopwatch import Stopwatch
 from flowrt.sched.runs.iterations import Iterations
 from flowrt.train.compression import PackingChoice
 from flowrt.train.statistics import Tally
 from flowrt.train.steps import Steps
 
 if TYPE_CHECKING:
-    import random
     from pathlib import Path
 
     from flowrt.sched.policies import Policy
@@ -264,7 +267,7 @@ class World:
 
     def __init__(
         self,
-        rng: random.Random,
+        rng: Random,
         policy: Policy,
         *,
         replicas: int,
@@ -682,6 +685,20 @@ class Trainer(SimpleNamespace):
 
     def packing_in(self, session: Any) -> PackingChoice:
         return PackingChoice("")
+
+
+def simulated(rng: Random, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """What ``work`` answers in a loop of `simulate`, whose clock is everybody's: a seed decides all that happens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secrets.randbits", Random(0).getrandbits)
+        patch.setattr("flowrt.sched.replica.replica.Stopwatch", partial(Stopwatch, _loop_time))
+        for module in ("batches", "steps"):
+            patch.setattr(f"flowrt.train.{module}.time", SimpleNamespace(monotonic=_loop_time, perf_counter=_loop_time))
+        return simulate(rng, work)
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def batches(first: int = 0) -> Iterator[dict[str, Array]]:
