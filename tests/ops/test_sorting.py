@@ -108,6 +108,8 @@ KEYS: list[Callable[[Any], Any]] = [
     lambda m: (..., m[2][0, 0]),
     lambda m: (slice(1, None), m[2][1]),
     lambda m: (None, m[0], ..., slice(None, None, -1)),
+    lambda m: (..., m[1][0], slice(None, 1)),
+    lambda m: (slice(1, None), ..., m[1][0], None, slice(None, 2)),
 ]
 
 
