@@ -100,14 +100,15 @@ def test_a_fresh_read_beside_a_write_must_be_ordered() -> None:
     assert ordered([], [before]).nodes
 
 
-def test_writes_on_two_sides_of_a_switch_exclude_each_other() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_writes_on_two_sides_of_a_switch_exclude_each_other(first: int) -> None:
     with Graph():
         v = Variable([1.0], name="v")
         pred = v.read()[0] > 0
-        low, high = switch(constant([1.0]), pred)
+        sides = switch(constant([1.0]), pred)
         with control_dependencies([pred]):
-            writes = [v.assign(low), v.assign(high)]
-            same_side = v.assign(negative(high))
+            writes = [v.assign(sides[side]) for side in (first, 1 - first)]
+            same_side = v.assign(negative(sides[1 - first]))
     assert ordered([], writes).nodes
     with pytest.raises(GraphError, match="in an order that nothing decides"):
         ordered([], [writes[1], same_side])
