@@ -32,17 +32,18 @@ def drawn(seed: int, units: int = 6, devices: int = 3, items: int = 9) -> Work:
     return Work(tuple(made), devices, crossing)
 
 
-def test_what_is_chosen_is_near_the_best_of_all_choices() -> None:
+@pytest.mark.parametrize(("devices", "far"), [(2, 0.09), (3, 0.06)])
+def test_what_is_chosen_is_near_the_best_of_all_choices(devices: int, far: float) -> None:
     ratios = []
     for seed in range(150):
-        work = drawn(seed)
+        work = drawn(seed, devices=devices)
         best = min(simulate(work, devices) for devices in itertools.product(*work.able))
         chosen = choose(work)
         assert chosen.seconds == pytest.approx(simulate(work, chosen.devices))
         assert best <= chosen.seconds * (1 + 1e-9) <= chosen.alone * (1 + 1e-9)
         ratios.append(chosen.seconds / best if best else 1.0)
     assert sum(ratios) / len(ratios) < 1.02
-    assert sum(ratio > 1.05 for ratio in ratios) <= len(ratios) * 0.06
+    assert sum(ratio > 1.05 for ratio in ratios) <= len(ratios) * far
 
 
 def test_units_are_where_all_of_their_pieces_can_be() -> None:
