@@ -219,6 +219,22 @@ def test_what_does_not_come_with_the_arrays_that_it_tells_of_breaks_the_stream(a
             briefly.read(came[0]._replace(arrays=arrays))
 
 
+def test_a_permission_that_has_other_than_it_tells_of_breaks_the_stream() -> None:
+    whole = written(Allow(RUN, 7, 3, (4, 5)))
+    came = brief.decode_whole(memoryview(whole), 0, len(whole), allocate_array)
+    assert came is not None
+    assert came[0] is not None
+    told, head = came[0], bytes(came[0].head)
+    assert briefly.read(told).totals == (4, 5)
+    below = head[:-20] + struct.pack("<i", -2)
+    for wrong in (
+        told._replace(arrays=(SMALL,)),
+        *(told._replace(head=each) for each in (head + head, head[:-8], below)),
+    ):
+        with pytest.raises(BrokenStream, match="a permission came with"):
+            briefly.read(wrong)
+
+
 def test_what_several_are_told_is_written_as_it_was_when_the_first_was_told() -> None:
     values = (np.zeros(3, np.float32),)
     first = written(NewVersion(RUN, 7, 0, 0, 8, True, 7, values))

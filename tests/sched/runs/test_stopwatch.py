@@ -56,6 +56,27 @@ def test_rows_are_part_of_what_is_pulled() -> None:
     assert posted(watch) == (105.0, 0.0, 1.0, 106.0, 0.0)
 
 
+def test_a_version_may_wait_for_rows_behind_its_batch() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    watch.arrive()
+    for phase in (Phase.INPUT, Phase.ROWS, Phase.ROWS):
+        watch.wait(0, phase)
+        clock.now += 1.0
+    watch.start(0)
+    clock.now += 4.0
+    assert posted(watch) == (102.0, 1.0, 4.0, 107.0, 0.0)
+
+
+def test_the_local_steps_of_a_version_are_computed_one_after_the_other() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    for seconds in (1.0, 2.0, 4.0):
+        watch.start(0)
+        clock.now += seconds
+    assert posted(watch) == (0.0, 0.0, 7.0, 107.0, 0.0)
+
+
 def test_a_batch_is_waited_for_though_its_version_is_overtaken() -> None:
     clock = Clock()
     watch = Stopwatch(clock)
@@ -124,6 +145,15 @@ def test_of_towers_that_are_cut_off_one_is_spared_now_and_then_but_not_for_ever(
     lengths = [len(list(group)) for is_spared, group in itertools.groupby(spared) if is_spared]
     assert lengths[:-1] == [50, 50], "half a second each"
     assert spared[:50] == [False] * 50, "after half a second"
+
+
+def test_how_long_towers_are_cut_off_counts_from_the_first() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    spared = []
+    for clock.now in (100.0, 100.25, 100.375, 100.5):
+        spared.append(watch.spares())
+    assert spared == [False, False, False, True]
 
 
 def test_who_is_in_time_now_and_then_has_all_others_cut_off() -> None:
