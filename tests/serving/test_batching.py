@@ -110,6 +110,7 @@ def test_rows_are_joined_filled_up_run_and_cut_apart(sizes: list[int], most: int
     for arrays, count in joined(requests, most):
         assert {len(array) for array in arrays} == {size_of(count, most)}
         runs.append(([arrays[0] * 2, arrays[1] + 1], len(arrays[0]), count))
+    assert sum(count for _, _, count in runs) == sum(sizes)
     for request, (one, other) in zip(requests, cut(runs, sizes), strict=True):
         np.testing.assert_array_equal(one, request[0] * 2)
         np.testing.assert_array_equal(other, request[1] + 1)
