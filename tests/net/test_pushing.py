@@ -14,7 +14,7 @@ from cluster_plans import CLIENT, PS, WORKERS, Writer, chain, counter, echo, rel
 from test_brief import read
 from test_faults import TASKS, world
 
-from flowrt.base.errors import LinkBroken, NodeLost, ResourceError, StepCancelled
+from flowrt.base.errors import LinkBroken, NodeLost
 from flowrt.base.spec import Spec
 from flowrt.net.link import SMALL, TensorLink
 from flowrt.net.master.master import Master
@@ -22,8 +22,6 @@ from flowrt.net.stream.connection import Connection
 from flowrt.net.wire.messages import Announce
 from flowrt.net.wire.steps import Done, Push, Start
 from flowrt.sched.executor import Executor
-from flowrt.sched.host import rendezvous as rendezvous_module
-from flowrt.sched.host.rendezvous import DEAD, Announced, Rendezvous
 from flowrt.sched.host.shielded import EndedAnyway
 
 SCALAR, OPEN = Spec("float64", ()), Spec("float64", (None,))
@@ -337,48 +335,3 @@ async def test_what_is_pushed_unasked_is_small_or_the_link_ends(illegal: Any, wh
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110
         await asyncio.sleep(0)
-
-
-# ── where the ends of an edge meet ───────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_a_value_that_was_pushed_is_taken_before_or_after_the_step_begins_but_not_after_it_ended() -> None:
-    meet = Rendezvous()
-    early = meet.expect(KEY, 1)
-    for edge, value in enumerate((np.ones(2), DEAD, Announced(1 << 20), np.zeros(3)), 1):
-        meet.arrive(KEY, edge, value)
-    assert (await early == 1).all()
-    meet.open(KEY)
-    assert await meet.take(KEY, 2) is DEAD
-    assert meet.pick(KEY, 3) == Announced(1 << 20)
-    meet.close(KEY)
-    meet.arrive(KEY, 5, np.ones(1))
-    assert meet.open_steps == 0
-    with pytest.raises(StepCancelled):
-        meet.open(KEY)
-
-
-async def test_an_error_that_comes_in_place_of_a_value_is_raised_where_it_is_taken() -> None:
-    meet = Rendezvous()
-    meet.open(KEY)
-    taken = meet.expect(KEY, 1)
-    for edge in (1, 2):
-        meet.arrive(KEY, edge, ResourceError("full"))
-    for taking in (taken, meet.take(KEY, 2)):
-        with pytest.raises(ResourceError, match="full"):
-            await taking
-
-
-async def test_values_of_steps_that_do_not_begin_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous_module, "EARLY", 10)
-    meet = Rendezvous()
-    for number in range(6):
-        for edge in range(3):
-            meet.arrive(("epoch", number), edge, np.ones(1))
-    assert meet._early_values <= 10
-    with pytest.raises(ResourceError, match="step 0: more than 10 values"):
-        meet.open(("epoch", 0))
-    meet.open(("epoch", 5))
-    assert all(meet.holds(("epoch", 5), edge) for edge in range(3))
-    meet.close_epoch("epoch")
-    assert (meet._early_values, meet.open_steps) == (0, 0)

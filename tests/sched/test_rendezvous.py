@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 from session_world import cancel_everywhere
 
-from flowrt.base.errors import StepCancelled
-from flowrt.sched.host.rendezvous import DEAD, REMEMBERED_STEPS, Announced, Budget, Rendezvous, Waiter
+from flowrt.base.errors import ResourceError, StepCancelled
+from flowrt.sched.host import rendezvous as rendezvous_module
+from flowrt.sched.host.rendezvous import DEAD, REMEMBERED_STEPS, Announced, Budget, Listeners, Rendezvous, Waiter
 
 KEY = ("epoch", 1)
 VALUE = np.float32([1, 2])
@@ -267,3 +269,75 @@ def test_who_gathers_is_told_that_the_step_has_ended() -> None:
     assert [str(each) for each in told] == ["step 1 has ended"]
     with pytest.raises(StepCancelled):
         meet.gather(KEY, (1,), Waiter(told.append))
+
+
+async def test_a_value_that_was_pushed_is_taken_before_or_after_the_step_begins_but_not_after_it_ended() -> None:
+    meet = Rendezvous()
+    early = meet.expect(KEY, 1)
+    for edge, value in enumerate((np.ones(2), DEAD, Announced(1 << 20), np.zeros(3)), 1):
+        meet.arrive(KEY, edge, value)
+    assert (await early == 1).all()
+    meet.open(KEY)
+    assert await meet.take(KEY, 2) is DEAD
+    assert meet.pick(KEY, 3) == Announced(1 << 20)
+    meet.close(KEY)
+    meet.arrive(KEY, 5, np.ones(1))
+    assert meet.open_steps == 0
+    with pytest.raises(StepCancelled):
+        meet.open(KEY)
+
+
+async def test_an_error_that_comes_in_place_of_a_value_is_raised_where_it_is_taken() -> None:
+    meet = Rendezvous()
+    meet.open(KEY)
+    taken = meet.expect(KEY, 1)
+    for edge in (1, 2):
+        meet.arrive(KEY, edge, ResourceError("full"))
+    for taking in (taken, meet.take(KEY, 2)):
+        with pytest.raises(ResourceError, match="full"):
+            await taking
+
+
+async def test_values_of_steps_that_do_not_begin_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous_module, "EARLY", 10)
+    meet = Rendezvous()
+    for number in range(6):
+        for edge in range(3):
+            meet.arrive(("epoch", number), edge, np.ones(1))
+    assert meet._early_values <= 10
+    with pytest.raises(ResourceError, match="step 0: more than 10 values"):
+        meet.open(("epoch", 0))
+    meet.open(("epoch", 5))
+    assert all(meet.holds(("epoch", 5), edge) for edge in range(3))
+    meet.close_epoch("epoch")
+    assert (meet._early_values, meet.open_steps) == (0, 0)
+
+
+class Listening:
+    """Who notes all that it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def hear(self, peer: str, message: Any) -> None:
+        self.told.append((peer, message))
+
+    def broken(self, peer: str, epoch: str) -> None:
+        self.told.append((peer, epoch))
+
+    def ended(self, epoch: str) -> None:
+        self.told.append((epoch,))
+
+
+def test_what_is_said_is_said_to_all_that_listen_then() -> None:
+    listeners, one, other = Listeners(), Listening(), Listening()
+    with listeners.listening(one):
+        listeners.hear("a", "first")
+        with listeners.listening(other):
+            listeners.hear("a", "second")
+            listeners.broken("b", "epoch")
+            listeners.ended("epoch")
+        listeners.hear("a", "third")
+    listeners.hear("a", "fourth")
+    assert other.told == [("a", "second"), ("b", "epoch"), ("epoch",)]
+    assert one.told == [("a", "first"), *other.told, ("a", "third")]

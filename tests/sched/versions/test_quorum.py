@@ -187,6 +187,7 @@ def test_fewer_replicas_than_the_floor_make_no_version() -> None:
     quorum = offered(Quorum.start(Deadline(1.0), 4, floor=2).follow(1), 3)
     assert quorum.least == 2
     assert quorum.ask((), 9.0).decided is None
+    assert quorum.follow(2).least == 1, "as the policy says of as many as are needed"
     assert offered(quorum.follow(2), 0).ask((), 9.0).decided == (0, 3)
 
 
