@@ -15,9 +15,11 @@ import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
 from flowrt.base.errors import FlowrtError
 from flowrt.kernels.composite.scalar_loop import LOOP, found_loop_symbol, read_program, scalar_loop_address
 from flowrt.kernels.fusion.fused import ordered_variants
-from flowrt.kernels.language.variants import entry_address, found_symbol, name_of
+from flowrt.kernels.language.variants import ENTRY, entry_address, found_symbol, name_of, requested, variant_code
+from flowrt.kernels.store.folder import cache_folder
 from flowrt.kernels.store.names import remember
-from flowrt.kernels.store.objects import cache_folder, is_stored
+from flowrt.kernels.store.objects import is_stored
+from flowrt.kernels.store.parts import PART, part_code, part_symbol, requested_part
 
 NICE = 10
 IDLE_SECONDS = 30.0
@@ -39,11 +41,12 @@ def main() -> None:
 
 def carry_out(symbol: str, request: str) -> str:
     """Compile one order; what went wrong, or nothing."""
-    compile_ordered = _compile_loop if request.startswith(LOOP) else _compile_fused
+    kinds = {LOOP: _compile_loop, ENTRY: _compile_entry, PART: _compile_part}
+    compile_ordered = next((kinds[kind] for kind in kinds if request.startswith(kind)), _compile_fused)
     try:
         if not compile_ordered(symbol, request):
             return "the parent's kernels differ from these"
-    except (FlowrtError, ValueError, TypeError, KeyError) as error:
+    except (FlowrtError, ValueError, TypeError, LookupError) as error:
         return " ".join(str(error).split()) or repr(error)
     return "" if is_stored(symbol) else "the cache cannot be written"
 
@@ -67,6 +70,22 @@ def _compile_loop(symbol: str, request: str) -> bool:
         return False
     scalar_loop_address(program)
     remember(cache_folder(), program.text(), symbol)
+    return True
+
+
+def _compile_entry(symbol: str, request: str) -> bool:
+    variant = requested(request)
+    if found_symbol(variant) != symbol:
+        return False
+    variant_code(variant)
+    return True
+
+
+def _compile_part(symbol: str, request: str) -> bool:
+    part = requested_part(request)
+    if part_symbol(part) != symbol:
+        return False
+    part_code(part)
     return True
 
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from flowrt.base.errors import GraphError
 from flowrt.kernels.language.variants import name_of, symbol_of, variant_code
 from flowrt.kernels.store.bundle import bundle_path, write_bundle
-from flowrt.kernels.store.objects import cache_folder
+from flowrt.kernels.store.folder import cache_folder
+from flowrt.kernels.store.locking import stand_back
 from flowrt.kernels.store.parts import PARTS, part_code, part_symbol
 from flowrt.progress import Activity
 from flowrt.standard.programs import standard_tiles, standard_variants
@@ -191,7 +192,8 @@ def _stands_still(folder: Path) -> bool:
 
 
 def _yield_to_everybody() -> None:
-    """Run only where nobody else wants the core."""
+    """Run only where nobody else wants the core, and let nobody wait for what is being made then."""
+    stand_back()
     with suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):

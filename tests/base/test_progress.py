@@ -22,7 +22,7 @@ from programs import python
 import flowrt as fr
 from flowrt import progress
 from flowrt.kernels.store import compiling
-from flowrt.kernels.store.compiling import batch, compiled, note_missing, only_looks
+from flowrt.kernels.store.compiling import batch, compiled, note_made, note_missing, only_looks
 from flowrt.progress import Activity
 from flowrt.session import checkpoints as checkpoint
 
@@ -245,6 +245,18 @@ def test_a_batch_counts_what_is_missing_once_something_is(counted: compiling._Co
     assert told(counted) == (3, 3)
     with compiled("f"):
         assert told(counted) == (3, 4)
+
+
+def test_what_another_process_compiles_meanwhile_is_counted(counted: compiling._Count) -> None:
+    there = set("x")
+    with batch(lambda: compile_all("abc", there)):
+        with compiled("a"):
+            note_made("b")
+        note_made("b")
+        note_made("x")  # which nobody had to compile
+        assert told(counted) == (2, 3)
+    note_made("c")  # in no batch
+    assert told(counted) == (2, 3)
 
 
 def test_a_later_compilation_is_counted_anew(counted: compiling._Count, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +17,18 @@ from test_fuse import plan_of
 from test_fused import F4, apply
 
 import flowrt as fr
+from flowrt.base.spec import Spec
 from flowrt.kernels.fusion import fused
 from flowrt.kernels.fusion.fused import ordered_variants
-from flowrt.kernels.language.variants import is_compiled
+from flowrt.kernels.language.table import Form
+from flowrt.kernels.language.variants import found_symbol, is_compiled, request_of, requested
+from flowrt.kernels.launch import apply_kernel
 from flowrt.kernels.store import background
-from flowrt.kernels.store.background import CompileOrder, are_ready, submit, wait_compiled, was_tried
+from flowrt.kernels.store.background import CompileOrder, are_ready, share, submit, wait_compiled, was_tried
+from flowrt.kernels.store.compiling import batch, compiled, note_missing, only_looks
+from flowrt.kernels.store.parts import PARTS, part_symbol
 from flowrt.sched.tape.tapes import Tapes
+from flowrt.standard.programs import standard_variants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,8 +73,78 @@ def test_the_helper_compiles_what_is_ordered(fresh_cache: Path) -> None:
     )
 
 
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The symbols that the helper is given, on a machine with an idle core."""
+    given: list[str] = []
+    monkeypatch.setattr(background, "submit", lambda orders: given.extend(order.symbol for order in orders))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.9, 3.0, 3.0))
+    monkeypatch.setenv("FLOWRT_BUILD", "")
+    return given
+
+
+MANY = [CompileOrder(f"flowrt_{number}", "entry") for number in range(background.WORTH_SHARING)]
+
+
+def test_the_helper_takes_the_last_of_many_first(shared: list[str]) -> None:
+    share(MANY)
+    assert shared == [order.symbol for order in reversed(MANY)]
+
+
+def test_nothing_is_shared_where_there_is_little_no_core_is_idle_or_the_user_wants_none(
+    shared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share(MANY[1:])
+    with monkeypatch.context() as never:
+        never.setenv("FLOWRT_BUILD", "never")
+        share(MANY)
+    with monkeypatch.context() as busy:
+        busy.setattr(os, "getloadavg", lambda: (2.0, 0.0, 0.0))
+        share(MANY)
+    assert shared == []
+
+
+def test_what_a_batch_will_compile_is_shared_once_it_compiles(shared: list[str]) -> None:
+    def ask() -> None:
+        for symbol, request in (("a", "entry"), ("b", "entry"), ("c", ""), ("d", "part")):
+            if only_looks():
+                note_missing(symbol, request)
+                continue
+            with compiled(symbol):  # the first of them is this thread's, and nobody else can compile the third
+                assert shared == ["d", "b"]
+
+    with batch(ask):
+        ask()
+
+
+def test_requests_stand_for_their_variants() -> None:
+    of_halves = apply_kernel("astype", [Spec("bfloat16", (4,))], [Spec(F4, (4,))], {"dtype": np.dtype(F4)})
+    variants = [*islice(standard_variants(), 60), *of_halves.steps[0].variants()]
+    asked = {request_of(variant): variant for variant in variants}
+    asked.pop("")  # of fused groups, and of what no op is called by
+    assert len(asked) > 30
+    assert {variant.kernel.form for variant in asked.values()} >= {Form.ARRAYS, Form.SCALARS}
+    assert {request: requested(request) for request in asked} == asked
+
+
+def test_no_request_stands_for_what_is_not_entered() -> None:
+    assert request_of(ordered_variants(order(0).request)[0]) == ""
+
+
+def test_the_helper_compiles_entries_and_parts(fresh_cache: Path) -> None:
+    (variant,) = apply_kernel("exp", [Spec(F4, (4,))], [Spec(F4, (4,))], {}).steps[0].variants()
+    part = next(part for part in PARTS if part.name == "many")
+    wanted = {found_symbol(variant): request_of(variant), part_symbol(part): part.request()}
+    submit([CompileOrder(*each) for each in wanted.items()])
+    submit([CompileOrder(f"{symbol}0", request) for symbol, request in wanted.items()])  # of another flowrt
+    assert wait_compiled(120)
+    assert {path.stem for path in fresh_cache.glob("*.o")} == set(wanted)
+
+
 def test_an_order_that_makes_no_sense_is_given_up(fresh_cache: Path) -> None:
     bad = [CompileOrder("flowrt_fused_x", "nonsense"), CompileOrder("flowrt_fused_y", order(0).request)]
+    bad.append(CompileOrder("flowrt_exp_z", 'entry ["exp", "cpu", 99, 0, [], [], "", 0]'))
     submit(bad)
     assert wait_compiled(120)
     assert are_ready(bad)

@@ -26,8 +26,9 @@ from flowrt.kernels.language.table import Call, View, elementwise, kernel
 from flowrt.kernels.language.variants import complaint
 from flowrt.kernels.launch import apply_kernel, run_kernel
 from flowrt.kernels.store import objects as store
+from flowrt.kernels.store.folder import cache_folder
 from flowrt.kernels.store.locking import locked
-from flowrt.kernels.store.objects import cache_folder, object_code
+from flowrt.kernels.store.objects import object_code
 
 
 @pytest.fixture(autouse=True)

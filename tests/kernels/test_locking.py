@@ -23,6 +23,7 @@ from flowrt.base.errors import StepCancelled
 from flowrt.kernels.store import locking
 from flowrt.kernels.store.locking import locked, while_wanted
 from flowrt.kernels.store.objects import object_code
+from flowrt.standard.__main__ import _yield_to_everybody
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +67,20 @@ def test_who_waits_for_one_that_stands_still_makes_the_object_itself(
         assert sorted(entry.name for entry in folder.glob("flowrt_*")) == [
             *("flowrt_x.lock", "flowrt_x.o", "flowrt_y.lock", "flowrt_y.o")  # the locks are their holder's to remove
         ]
+
+
+def test_nobody_waits_for_the_builder_that_takes_idle_time_nor_it_for_anybody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locking, "_stands_back", False)
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: None)
+    _yield_to_everybody()
+    be_patient(monkeypatch, LONG)
+    with holding(folder / "flowrt_x.lock"):
+        assert object_code("flowrt_x", lambda: b"mine") == b"mine"
+    assert object_code("flowrt_y", lambda: b"held" if (folder / "flowrt_y.lock").exists() else b"mine") == b"mine"
+    assert object_code("flowrt_y", lambda: pytest.fail("compiled again")) == b"mine"
 
 
 def test_patience_comes_back_with_a_holder_that_lets_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +161,7 @@ import flowrt as fr
 from flowrt.kernels.store import locking
 from flowrt.kernels.launch import apply_kernel
 from flowrt.kernels.language.variants import symbol_of
-from flowrt.kernels.store.objects import cache_folder
+from flowrt.kernels.store.folder import cache_folder
 
 locking._patience = 1000.0
 

@@ -19,7 +19,7 @@ from flowrt.kernels.launch import apply_kernel
 from flowrt.kernels.store import background
 from flowrt.kernels.store import objects as store
 from flowrt.kernels.store.background import wait_compiled
-from flowrt.kernels.store.objects import cache_folder
+from flowrt.kernels.store.folder import cache_folder
 from flowrt.kernels.store.parts import nested_address
 from flowrt.ops.fused import fused as fused_op
 from flowrt.sched.loops.nesting import apply_structured

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from behind import files_behind
 from places import ROOT
 
-from flowrt.kernels.store.objects import cache_folder
+from flowrt.kernels.store.folder import cache_folder
 from flowrt.kernels.store.surroundings import identity
 
 if TYPE_CHECKING:

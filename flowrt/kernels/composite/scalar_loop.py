@@ -28,8 +28,9 @@ from flowrt.kernels.launch import Composite
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import CompileOrder
 from flowrt.kernels.store.fingerprint import fingerprint
+from flowrt.kernels.store.folder import cache_folder
 from flowrt.kernels.store.names import symbol_by_name
-from flowrt.kernels.store.objects import address_of, cache_folder, is_there
+from flowrt.kernels.store.objects import address_of, is_there
 from flowrt.kernels.store.parts import LOOP_MAKERS, made_by, surroundings
 from flowrt.kernels.store.sources import sources
 

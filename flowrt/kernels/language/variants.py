@@ -7,25 +7,30 @@ where the bundle or the helper wrote down which.
 from __future__ import annotations
 
 import hashlib
+import json
 import linecache
 import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from flowrt.base.errors import GraphError
+from flowrt.base.spec import as_dtype
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.bits import on_bits
 from flowrt.kernels.language.own import writes_an_input
+from flowrt.kernels.language.table import KERNELS, RegisteredKernel
 from flowrt.kernels.store.fingerprint import fingerprint
+from flowrt.kernels.store.folder import cache_folder
 from flowrt.kernels.store.names import symbol_by_name
-from flowrt.kernels.store.objects import address_of, bundle, cache_folder, is_there, object_code
+from flowrt.kernels.store.objects import address_of, bundle, is_there, object_code
 from flowrt.kernels.store.parts import made_by, surroundings
 
-if TYPE_CHECKING:
-    from flowrt.kernels.language.table import RegisteredKernel
+ENTRY = "entry "  # how the request of a variant begins
 
 
 @valueclass
@@ -103,7 +108,31 @@ def entry_address(variant: Variant) -> int:
     Raises `GraphError` where the kernel does not compile.
     """
     symbol = symbol_of(variant)
-    return address_of(symbol, lambda: _compiled(variant, symbol))
+    return address_of(symbol, lambda: _compiled(variant, symbol), lambda: request_of(variant))
+
+
+def request_of(variant: Variant) -> str:
+    """What `requested` makes the variant of, in another process: by its kernel's place in the table.
+
+    Nothing where it has none there. What may stand in that place elsewhere has another symbol.
+    """
+    kernel = variant.kernel
+    entered = KERNELS.get((kernel.op, kernel.device), [])  # the last one first
+    for number, first in enumerate(reversed(entered)):
+        for step, one in enumerate((first, *first.then)):
+            if one is kernel:
+                dtypes = [np.dtype(dtype).name for dtype in variant.dtypes]
+                shape = variant.ranks, variant.words, variant.guarded
+                return ENTRY + json.dumps([kernel.op, kernel.device, number, step, dtypes, *shape])
+    return ""
+
+
+def requested(request: str) -> Variant:
+    """The variant that `request_of` was asked for."""
+    op, device, number, step, dtypes, ranks, words, guarded = json.loads(request.removeprefix(ENTRY))
+    first = KERNELS[op, device][-1 - number]
+    kernel = (first, *first.then)[step]
+    return Variant(kernel, tuple(map(as_dtype, dtypes)), tuple(ranks), words, guarded)
 
 
 def variant_code(variant: Variant) -> bytes:

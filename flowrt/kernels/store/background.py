@@ -1,8 +1,9 @@
-"""A helper process that compiles what a run can do without: the parent's side of it.
+"""A helper process that compiles what a run can do without, or part of what it waits for: the parent's side of it.
 
-Law: nobody waits for the helper, but who asks for that. It is started at the first order, at most one at a time, and
-ends with this process; where it cannot be started, dies again and again or cannot write the cache, what was ordered
-stays uncompiled and nothing else happens. Orders and answers are lines through pipes.
+Law: nobody waits for the helper, but who asks for that or comes to the object that it is making. It is started at the
+first order, at most one at a time, and ends with this process; where it cannot be started, dies again and again or
+cannot write the cache, what was ordered stays uncompiled and nothing else happens. Orders and answers are lines through
+pipes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from flowrt.base.package import PACKAGE
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.store.objects import cache_folder
+from flowrt.kernels.store.folder import cache_folder
 
 if TYPE_CHECKING:
     import io
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 LOOKED_EVERY = 0.02  # seconds between two looks at the pipe
 MAX_STARTS = 4  # of helpers that died at their work
 MAX_TRIES = 2  # of an order that a helper died at
+WORTH_SHARING = 2  # orders: while one process starts its compiler, another may start its own
 IN_FLIGHT = 8  # orders of a few KiB, so that writing them into a pipe of 64 KiB never waits
 _log = logging.getLogger(__name__)
 
@@ -71,6 +73,28 @@ def submit(orders: Iterable[CompileOrder]) -> None:
         known = _state.pending.keys() | _state.done | _state.failed
         _state.pending.update((o.symbol, o) for o in orders if o.symbol not in known)
         _send()
+
+
+def share(orders: Sequence[CompileOrder]) -> None:
+    """Have the helper compile, from the last on, what this process compiles from the first on: they meet in between.
+
+    Nothing is shared where there is too little, where no core is idle, so that a helper would be waited for, and where
+    the user wants no compiler beside the program.
+    """
+    if len(orders) >= WORTH_SHARING and os.environ.get("FLOWRT_BUILD") != "never" and _is_core_idle():
+        submit(reversed(orders))
+
+
+def _is_core_idle() -> bool:
+    with suppress(OSError, AttributeError):  # some systems do not say
+        return os.getloadavg()[0] < len(os.sched_getaffinity(0))
+    return False
+
+
+def go_on() -> None:
+    """Take the helper's answers, and hand it what is next, without waiting."""
+    with _state.lock:
+        _receive(0)
 
 
 def are_ready(orders: Sequence[CompileOrder]) -> bool:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from flowrt.base.package import PACKAGE
 from flowrt.kernels.store.background import forget_pipe
 from flowrt.kernels.store.bundle import bundle_path
-from flowrt.kernels.store.objects import bundle, cache_folder
+from flowrt.kernels.store.folder import cache_folder
+from flowrt.kernels.store.objects import bundle
 
 if TYPE_CHECKING:
     from pathlib import Path

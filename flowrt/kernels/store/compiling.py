@@ -2,7 +2,8 @@
 
 Law: nothing is counted until something has to be compiled. Then whoever asked for it is asked what else it will need,
 and names all of it while its thread only *looks*: nothing is compiled then, and the addresses that are answered are
-none. Compilations that follow closely on one another, in whatever threads, are one activity.
+none. What the helper can compile of it, too, is shared with it. Compilations that follow closely on one another, in
+whatever threads, are one activity.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from flowrt.base.errors import FlowrtError
+from flowrt.kernels.store import background
+from flowrt.kernels.store.background import CompileOrder
 from flowrt.progress import Activity
 
 WHAT = "compiling kernels, once on this machine"
@@ -24,7 +27,7 @@ class _Thread(threading.local):
 
     survey: Callable[[], object] | None = None  # names what its batch needs, if nobody has asked yet
     batches = False  # whether its batch is counted as one that compiles
-    seen: set[str] | None = None  # what it has found to be missing, where it only looks
+    seen: dict[str, str] | None = None  # what it has found to be missing, where it only looks, and its requests
 
 
 class _Count:
@@ -34,6 +37,7 @@ class _Count:
         self._lock = threading.Lock()
         self._activity = Activity(WHAT)
         self._known: set[str] = set()
+        self._done: set[str] = set()
         self._busy = 0  # batches that compile, and compilations outside of one
         self._ended = float("-inf")
 
@@ -42,7 +46,7 @@ class _Count:
         with self._lock:
             if self._busy == 0:
                 if time.monotonic() - self._ended > PAUSE:
-                    self._activity, self._known = Activity(WHAT), set()
+                    self._activity, self._known, self._done = Activity(WHAT), set(), set()
                 self._add(needed)
                 self._activity.__enter__()
             self._busy += 1
@@ -52,7 +56,13 @@ class _Count:
         """One more is compiled."""
         with self._lock:
             self._add({symbol})
-            self._activity.done += 1
+            self._finish(symbol)
+
+    def found(self, symbol: str) -> None:
+        """That is compiled, by whomever."""
+        with self._lock:
+            if symbol in self._known:
+                self._finish(symbol)
 
     def leave(self) -> None:
         """End what `enter` began."""
@@ -61,6 +71,10 @@ class _Count:
             if self._busy == 0:
                 self._ended = time.monotonic()
                 self._activity.__exit__()
+
+    def _finish(self, symbol: str) -> None:
+        self._done.add(symbol)
+        self._activity.done = len(self._done)
 
     def _add(self, needed: set[str]) -> None:
         self._known |= needed
@@ -89,12 +103,15 @@ def compiled(symbol: str) -> Iterator[None]:
     """Compile one object in the block."""
     alone = _thread.survey is None and not _thread.batches
     if not _thread.batches:
-        _count.enter(_needed() | {symbol})
+        needed = _needed()
+        _count.enter({symbol, *needed})
         _thread.batches = not alone
+        background.share([CompileOrder(*each) for each in needed.items() if each[1] and each[0] != symbol])
     try:
         yield
     finally:
         _count.done(symbol)
+        background.go_on()
         if alone:
             _count.leave()
 
@@ -104,18 +121,25 @@ def only_looks() -> bool:
     return _thread.seen is not None
 
 
-def note_missing(symbol: str) -> None:
-    """Something would have to be compiled, if the thread did not only look."""
+def note_missing(symbol: str, request: str = "") -> None:
+    """Something would have to be compiled, if the thread did not only look; another process could do so by ``request``,
+    if that says anything."""
     if _thread.seen is not None:
-        _thread.seen.add(symbol)
+        _thread.seen[symbol] = request
 
 
-def _needed() -> set[str]:
-    """What the present batch will have to compile."""
+def note_made(symbol: str) -> None:
+    """Something need not be compiled: if the batch counted it, another process has done so meanwhile."""
+    if _thread.batches:
+        _count.found(symbol)
+
+
+def _needed() -> dict[str, str]:
+    """What the present batch will have to compile, in the order in which it asks for it, and the requests."""
     survey, _thread.survey = _thread.survey, None
     if survey is None:
-        return set()
-    seen: set[str] = set()
+        return {}
+    seen: dict[str, str] = {}
     _thread.seen = seen
     try:
         with suppress(FlowrtError):  # who asks in earnest is told

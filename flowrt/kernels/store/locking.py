@@ -38,6 +38,13 @@ class _LockingThread(threading.local):
 _log = logging.getLogger(__name__)
 _present = _LockingThread()
 _patience = PATIENCE
+_stands_back = False
+
+
+def stand_back() -> None:
+    """Have this process hold no locks from now on: whoever runs only when nobody else does must not be waited for."""
+    global _stands_back
+    _stands_back = True
 
 
 @contextmanager
@@ -90,9 +97,10 @@ def held(lock: threading.RLock) -> Iterator[None]:
 def locked(path: Path, found: Callable[[], bool] = lambda: False) -> Iterator[bool]:
     """Hold the lock file ``path``, if the folder allows, and remove it afterwards; answers whether it is held.
 
-    It is not where there can be none, where its holder stands still, and once what is waited for is ``found``.
+    It is not where there can be none, where its holder stands still, once what is waited for is ``found``, and by who
+    stands back.
     """
-    handle = _lock(path, found)
+    handle = None if _stands_back else _lock(path, found)
     try:
         yield handle is not None
     finally:

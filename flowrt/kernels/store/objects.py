@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +20,8 @@ from pathlib import Path
 
 from flowrt.base.collection import held_back
 from flowrt.kernels.store.bundle import Bundle, bundle_path, is_trusted, open_bundle, open_trusted
-from flowrt.kernels.store.compiling import compiled, note_missing, only_looks
+from flowrt.kernels.store.compiling import compiled, note_made, note_missing, only_looks
+from flowrt.kernels.store.folder import cache_folder
 from flowrt.kernels.store.loading import load_object
 from flowrt.kernels.store.locking import check_wanted, held, locked
 
@@ -30,20 +30,6 @@ _KEPT = 8192  # objects of about 5 KiB
 _log = logging.getLogger(__name__)
 _load_lock = threading.RLock()
 _entries: dict[str, int] = {}
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: ``$FLOWRT_CACHE``, else ``flowrt`` in the user's cache folder."""
-    given = os.environ.get("FLOWRT_CACHE")
-    if given:
-        return Path(given)
-    above = os.environ.get("XDG_CACHE_HOME")
-    if above:
-        return Path(above) / "flowrt"
-    try:
-        return Path.home() / ".cache" / "flowrt"
-    except RuntimeError:  # a user without a home, as in some containers
-        return Path(tempfile.gettempdir()) / f"flowrt-{os.geteuid()}"
 
 
 def bundle() -> Bundle:
@@ -66,12 +52,15 @@ def is_stored(symbol: str) -> bool:
     return symbol in bundle() or _read(cache_folder() / f"{symbol}.o") is not None
 
 
-def address_of(symbol: str, compile_object: Callable[[], bytes]) -> int:
-    """The address of the entry ``symbol``, compiled first if no process on this machine has done so yet."""
+def address_of(symbol: str, compile_object: Callable[[], bytes], request: Callable[[], str] = str) -> int:
+    """The address of the entry ``symbol``, compiled first if no process on this machine has done so yet.
+
+    ``request()`` says how another process would compile it (`kernels.compiler`), nothing where none could.
+    """
     found = _entries.get(symbol)
     if found is None and only_looks():
         if not is_stored(symbol):
-            note_missing(symbol)
+            note_missing(symbol, request())
         return 0
     if found is None:
         with held(_load_lock):
@@ -87,6 +76,7 @@ def object_code(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
     path = cache_folder() / f"{symbol}.o"
     code = bundle().code(symbol) or _read(path)
     if code is not None:
+        note_made(symbol)
         return code
     if not is_trusted(path.parent):
         return _made(symbol, compile_object)
@@ -95,6 +85,8 @@ def object_code(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
         if code is None:
             code = _made(symbol, compile_object)
             _write(path, code, alone)
+        else:
+            note_made(symbol)
     return code
 
 

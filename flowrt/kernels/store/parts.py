@@ -6,6 +6,7 @@ Law: who emits is named and imported only when an object must be made, since tha
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -15,6 +16,7 @@ from flowrt.kernels.store.objects import address_of, bundle, is_there, object_co
 from flowrt.kernels.store.sources import sources
 from flowrt.kernels.store.surroundings import identity
 
+PART = "part "  # how the request of one begins
 MAKERS = (
     "flowrt.kernels.emit.entries",
     "flowrt.kernels.emit.abi",
@@ -67,6 +69,10 @@ class RuntimeObject:
 
     def emit(self, symbol: str) -> bytes:
         return made_by(self.module, self.function, *self.arguments, symbol)
+
+    def request(self) -> str:
+        """What `requested_part` makes it of, in another process."""
+        return PART + json.dumps([self.name, self.module, self.function, self.arguments, self.others])
 
 
 _SHARING = ("flowrt.kernels.run.board", "flowrt.kernels.emit.launches.atomic")
@@ -125,6 +131,12 @@ def many_address() -> int:
     return part_address(_MANY)
 
 
+def requested_part(request: str) -> RuntimeObject:
+    """The object whose `request` that is."""
+    name, module, function, arguments, others = json.loads(request.removeprefix(PART))
+    return RuntimeObject(name, module, function, tuple(arguments), tuple(others))
+
+
 @cache
 def part_symbol(part: RuntimeObject) -> str:
     """The name of the part's entry."""
@@ -138,7 +150,7 @@ def part_symbol(part: RuntimeObject) -> str:
 def part_address(part: RuntimeObject) -> int:
     """The address of the part's entry, compiled first if need be."""
     symbol = part_symbol(part)
-    return address_of(symbol, lambda: part.emit(symbol))
+    return address_of(symbol, lambda: part.emit(symbol), part.request)
 
 
 def part_code(part: RuntimeObject) -> bytes:
