@@ -45,7 +45,7 @@ def test_arrays_that_are_gone_are_taken_off_before_a_peak_is_told_and_some_of_th
     del kept
     for _ in range(10 * UNSETTLED):
         memory.empty((2000,), FLOAT)
-        assert len(memory._dead) <= UNSETTLED
+        assert len(memory._happened) <= UNSETTLED
     assert memory.statistics() == MemoryStatistics(0, 32_000, None)
     more = [memory.empty((2000,), FLOAT) for _ in range(5)]
     assert memory.statistics() == MemoryStatistics(8000 * len(more), 40_000, None)

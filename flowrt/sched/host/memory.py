@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 COUNTED = 4096  # bytes
-UNSETTLED = 64  # arrays that are gone and still counted, at most, where what is counted is below its peak
+UNSETTLED = 64  # arrays that were made, or are gone, and are yet to be counted so, at most, where there is no limit
 LINE = 64  # bytes that memory answers at once
 LOOKED_AT = 64 << 20  # bytes below which nobody looks at what the machine has left, which takes some 50 µs
 IDLE_BYTES = 1 << 30  # that are kept for steps to come
@@ -61,8 +61,8 @@ def counted(nbytes: int) -> int:
 
 
 class _Held(weakref.ref[Any]):
-    """Tells the bytes of an array that is gone: it is put among others such wherever Python collects garbage, so that
-    takes no lock, and no Python."""
+    """Tells the bytes of an array that is there, and then of one that is gone: it is put among what has happened
+    wherever Python collects garbage, so that takes no lock, and no Python."""
 
     __slots__ = ("nbytes",)
     nbytes: int
@@ -75,11 +75,11 @@ class Memory:
         self.limit = limit
         self._held = self._peak = 0
         self._mutex = threading.Lock()
-        self._alive: dict[int, _Held] = {}
-        self._dead: deque[_Held] = deque()
-        self._gone: deque[int] = deque()
+        self._alive: dict[int, _Held] = {}  # what is counted
+        # What has happened and is not counted yet, in order: an array was made, or, said again, is gone; or so many
+        # bytes are not used any more, and kept or not.
+        self._happened: deque[_Held | tuple[int, bool]] = deque()
         self._spare = 0  # bytes in segments that nobody uses
-        self._spared: deque[int] = deque()  # bytes of segments that are not used any more
         self.segments: Segments | None = None  # where others are to see what is sent to them
         self.rooms: Segments | None = None  # that large arrays are received in, again and again
         self._keepers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -166,26 +166,35 @@ class Memory:
 
     def _made(self, nbytes: int, make: Callable[..., Array], *given: Any) -> Array:
         """A new array that owns its memory, made of what is ``given``, counted as ``nbytes``."""
-        if not self._take(nbytes):
-            self.admit(nbytes)
-            if not self._take(nbytes):  # somebody else took it meanwhile
-                raise ResourceError(f"no memory for {amount(nbytes)} more: {self.shortage()}")
+        taken = self.limit is not None or nbytes >= LOOKED_AT  # else it is counted later, as nothing depends on it
+        if taken:
+            self._take(nbytes)
         try:
             array = make(*given)
         except (MemoryError, OSError):
-            array = self._made_again(nbytes, make, *given)
-        held = _Held(array, self._dead.append)
+            array = self._made_again(nbytes, taken, make, *given)
+        held = _Held(array, self._happened.append)
         held.nbytes = nbytes
-        self._alive[id(held)] = held
+        if taken:
+            self._alive[id(held)] = held
+            return array
+        self._happened.append(held)
+        if len(self._happened) >= UNSETTLED:
+            with self._mutex:
+                self._settle()
         return array
 
-    def _made_again(self, nbytes: int, make: Callable[..., Array], *given: Any) -> Array:
-        """What the system refused to make, whose limits only it knows, once more without idle memory."""
+    def _made_again(self, nbytes: int, taken: bool, make: Callable[..., Array], *given: Any) -> Array:
+        """What the system refused to make, whose limits only it knows, once more without idle memory.
+
+        Where that is in vain, ``nbytes`` are given back, if they were ``taken``.
+        """
         self.reclaim()
         try:
             return make(*given)
         except (MemoryError, OSError) as error:
-            self._gone.append(nbytes)
+            if taken:
+                self.spare(nbytes, kept=False)
             raise ResourceError(f"no memory for {amount(nbytes)}: {error}") from error
 
     def add_spare(self, nbytes: int) -> None:
@@ -205,12 +214,11 @@ class Memory:
         with self._mutex:
             self._settle()
             self._spare -= nbytes
-            self._held += nbytes
-            self._peak = max(self._peak, self._held)
+            self._hold(nbytes)
 
     def spare(self, nbytes: int, *, kept: bool) -> None:
         """So many are not used any more: ``kept`` for others, or gone. May be called wherever garbage is collected."""
-        (self._spared if kept else self._gone).append(nbytes)
+        self._happened.append((nbytes, kept))
 
     def copy(self, array: Array) -> Array:
         """A C-contiguous copy, counted."""
@@ -272,34 +280,41 @@ class Memory:
                 idle -= keeper.idle_bytes
                 keeper.let_go()
 
-    def _take(self, nbytes: int) -> bool:
-        limit = self.limit
-        if limit is None and nbytes >= LOOKED_AT and not self.room_for(nbytes):
+    def _take(self, nbytes: int) -> None:
+        """Count ``nbytes`` for what is about to be made. Raises `ResourceError` where they do not fit."""
+        if not self._takes(nbytes):
+            self.admit(nbytes)
+            if not self._takes(nbytes):  # somebody else took it meanwhile
+                raise ResourceError(f"no memory for {amount(nbytes)} more: {self.shortage()}")
+
+    def _takes(self, nbytes: int) -> bool:
+        if self.limit is None and not self.room_for(nbytes):
             return False
         with self._mutex:
-            held = self._held + nbytes
-            if held > self._peak or limit is not None or len(self._dead) >= UNSETTLED:
-                self._settle()  # else neither the peak nor any limit can tell what is gone from what is held
-                held = self._held + nbytes
-                if limit is not None and held + self._spare > limit:
-                    return False
-                if held > self._peak:
-                    self._peak = held
-            self._held = held
+            self._settle()
+            if self.limit is not None and self._held + self._spare + nbytes > self.limit:
+                return False
+            self._hold(nbytes)
         return True
 
+    def _hold(self, nbytes: int) -> None:
+        self._held += nbytes
+        self._peak = max(self._peak, self._held)
+
     def _settle(self) -> None:
-        dead = self._dead
-        while dead:
-            held = dead.popleft()
-            del self._alive[id(held)]
-            self._held -= held.nbytes
-        while self._gone:
-            self._held -= self._gone.popleft()
-        while self._spared:
-            nbytes = self._spared.popleft()
-            self._held -= nbytes
-            self._spare += nbytes
+        """Count what has happened."""
+        happened, alive = self._happened, self._alive
+        while happened:
+            what = happened.popleft()
+            if isinstance(what, tuple):
+                nbytes, kept = what
+                self._held -= nbytes
+                self._spare += nbytes if kept else 0
+            elif alive.pop(id(what), None) is not None:
+                self._held -= what.nbytes
+            else:
+                alive[id(what)] = what
+                self._hold(what.nbytes)
 
 
 def amount(nbytes: int) -> str:
