@@ -303,18 +303,21 @@ class Memory:
 
     def _settle(self) -> None:
         """Count what has happened."""
-        happened, alive = self._happened, self._alive
+        happened, alive, held, peak = self._happened, self._alive, self._held, self._peak
         while happened:
             what = happened.popleft()
             if isinstance(what, tuple):
                 nbytes, kept = what
-                self._held -= nbytes
+                held -= nbytes
                 self._spare += nbytes if kept else 0
             elif alive.pop(id(what), None) is not None:
-                self._held -= what.nbytes
+                held -= what.nbytes
             else:
                 alive[id(what)] = what
-                self._hold(what.nbytes)
+                held += what.nbytes
+                if held > peak:
+                    peak = held
+        self._held, self._peak = held, peak
 
 
 def amount(nbytes: int) -> str:

@@ -376,8 +376,10 @@ class Replica:
             finite = all(map(made.__getitem__, checks))
             parts = [made[place] for place in places] if finite else []
             square = self._square(parts, len(posted)) if role.measured else nan
-            own = (role.run, version, role.replica, ready, bundled(parts))
-            posted.append(make_update(*own, told, wanted, times, finite, samples, square))
+            run, replica, parcel = role.run, role.replica, bundled(parts)
+            posted.append(
+                make_update(run, version, replica, ready, parcel, told, wanted, times, finite, samples, square)
+            )
             told, times = (), b""  # which are for server 0
         self._posted = posted
         for server, update in enumerate(posted):

@@ -449,10 +449,10 @@ class Server:
             return
         told.newest, told.asks = at, False
         told.waiting[at] = self.way.clock()
-        booked = (0, False, 0) if self.coordination is None else self.coordination.booked(replica)
+        spent, begun, since = (0, False, 0) if self.coordination is None else self.coordination.booked(replica)
         number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, at)
-        counted = self._counted[replica]
-        told_now = make_version(role.run, at, role.server, replica, *booked, self._values, number, rows, counted)
+        values, run, server, counted = self._values, role.run, role.server, self._counted[replica]
+        told_now = make_version(run, at, server, replica, spent, begun, since, values, number, rows, counted)
         self.way.post(role.replicas[replica], told_now)
 
     def _may_be_told(self, replica: int, told: _Told) -> bool:
