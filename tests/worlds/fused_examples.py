@@ -17,8 +17,8 @@ def _fused(arrays: list[Any], members: list[Any], results: list[int], outputs: l
 
 
 def programs() -> list[Program]:
-    """An update; two results of several dtypes; a row's softmax; what a row comes to, repeated along it, and multiplied
-    by that; an entry, folded; many ops; and a product with what follows."""
+    """An update; two results of several dtypes; a row's softmax; what a row comes to, repeated along it, multiplied by
+    that, and beside something smaller; an entry, folded; many ops; and a product with what follows."""
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=(5, 7)).astype(np.float32) for _ in range(2))
     row, rate, matrix = a[0], np.float32([0.5]).reshape(()), rng.normal(size=(7, 3)).astype(np.float32)
@@ -49,6 +49,7 @@ def programs() -> list[Program]:
         ("spread", (3, 1), f32, LAST),
         ("multiply", (0, 4), f32, ()),
     ]
+    beside = [("spread", (0, 1), f32, LAST), ("multiply", (2, 2), f32, ())]
     reduced = [("multiply", (0, 1), f32, ()), ("sum", (2,), f32, (("axis", 0), ("keepdims", False)))]
     many = [("add" if n % 2 else "multiply", (n + 1 if n else 0, 1), f32, ()) for n in range(60)]
     whole, flags = Spec(f32, (5, 7)), (("transpose_a", False), ("transpose_b", False))
@@ -59,6 +60,7 @@ def programs() -> list[Program]:
         _fused([a], softmax, [5], [whole]),
         _fused([a, np.int64([5, 7])], repeated, [4], [whole]),
         _fused([a, np.int64([5, 7])], taken, [5], [whole]),
+        _fused([a[:, :1], np.int64([5, 7]), row], beside, [3, 4], [whole, Spec(f32, (7,))]),
         _fused([a, b], reduced, [2, 3], [whole, Spec(f32, (7,))]),
         _fused([a, row], many, [61], [whole]),
         ("with_epilogue", [a, matrix], [Spec(f32, (5, 3))] * 2, joined),

@@ -197,9 +197,9 @@ def _in_order(
 def _common_shape(
     first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The one shape of what is computed entry by entry and what is reduced; None where there are several."""
+    """The one shape of what is computed entry by entry, answered, or reduced; None where there are several."""
     ops = dict(enumerate((member[0] for member in members), first))
-    entrywise = [n for n in ops if not (is_reduction(ops[n]) or is_view(ops[n]))]
+    entrywise = [n for n in ops if not (is_reduction(ops[n]) or (is_view(ops[n]) and n not in results))]
     taken = [members[n - first][1][0] for n in results if n in ops and is_reduction(ops[n])]
     shapes = {specs[n].concrete for n in (*entrywise, *taken)}
     return shapes.pop() if len(shapes) == 1 else None
