@@ -55,6 +55,7 @@ def summary(ledger: Ledger) -> str:
         [
             f"{setup.trainer}: {setup.replicas} replicas, {_text(setup.policy)}",
             f"{found['runs']} runs, at version {ledger.version}",
+            *([f"updates travel as {ledger.compression}"] if ledger.compression else []),
             f"{found['drawn']} batches drawn: " + ", ".join(f"{batches[state]} {state}" for state in states),
             "",
             "updates of" + "".join(f"{column:>10}" for column in COLUMNS),

@@ -128,6 +128,11 @@ class Ledger:
         return self._account.setup
 
     @property
+    def compression(self) -> str:
+        """How updates of the newest run travel, where they are packed: see `Replicated`; empty where they are not."""
+        return self._compression
+
+    @property
     def violations(self) -> tuple[str, ...]:
         """What must not be."""
         return tuple(self._account.violations)

@@ -13,6 +13,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.base.errors import GraphError, LedgerError
+from flowrt.ledger.__main__ import summary
 from flowrt.ledger.writer import LedgerWriter
 from flowrt.sched.server.reporting import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
@@ -256,7 +257,9 @@ async def test_a_history_is_refused_in_which_a_replica_of_int8_began_again_and_i
             receipts = [(replica, 1 + version, kept, 0.1, 0) for replica in range(2)]
             ledger.made(SimpleNamespace(version=version, receipts=receipts, identities=()))
         ledger.close()
-        versions = fr.Ledger(tmp_path / "model.ledger").versions
+        found = fr.Ledger(tmp_path / "model.ledger")
+        assert "\nupdates travel as int8\n" in summary(found)
+        versions = found.versions
         assert [version.anew for version in versions] == [frozenset(), frozenset(), frozenset({1})]
         with pytest.raises(
             LedgerError, match=r"replica 1, which was lost, counts in version 2\. bfloat16 leaves nothing"
