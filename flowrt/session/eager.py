@@ -59,30 +59,33 @@ def evaluate(
         return interpret(op.name, [np.asarray(a) for a in inputs], attrs, run)
     arrays = [ordered(np.asarray(a)) for a in inputs]
     specs = tuple(spec_of(a) for a in arrays)
-    if _is_computed_wide(op, specs, attrs):
-        return _computed_wide(op, arrays, attrs, words)
-    found = _prepared(op.name, specs, _Attrs.of(attrs))
+    key = _Attrs.of(attrs)
+    rounded = _rounded(op.name, specs, key)
+    if rounded:
+        return _computed_wide(op, arrays, rounded, attrs, words)
+    found = _prepared(op.name, specs, key)
     if found.prepared is None:
         return (arrays[0].reshape(found.outputs[0].concrete),)
     return _run(found, arrays, words)
 
 
-def _is_computed_wide(op: Op, inputs: Sequence[Spec], attrs: Mapping[str, Attr]) -> bool:
-    """Whether there are floats of 16 bits among the operands, and no kernel of ``op`` takes their bits."""
-    wide = wide_attributes(op, attrs)
-    if not any(is_half(spec.dtype) for spec in inputs) and wide is attrs:
-        return False
+@lru_cache(PREPARED)
+def _rounded(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> tuple[Spec, ...]:
+    """The results of an op that is computed in float32: of floats of 16 bits whose bits no kernel of it takes."""
+    op = lookup(name)
+    halves = any(is_half(spec.dtype) for spec in inputs) or wide_attributes(op, attrs.values) is not attrs.values
+    if not halves or is_alias(name):
+        return ()
     from flowrt.kernels.language.table import find_kernel
 
-    outputs = op.infer(inputs, attrs)
-    return not is_alias(op.name) and find_kernel(op.name, "cpu", [s.dtype for s in (*inputs, *outputs)]) is None
+    outputs = tuple(op.infer(inputs, attrs.values))
+    return outputs if find_kernel(name, "cpu", [s.dtype for s in (*inputs, *outputs)]) is None else ()
 
 
 def _computed_wide(
-    op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], words: Array | None
+    op: Op, inputs: Sequence[Array], outputs: Sequence[Spec], attrs: Mapping[str, Attr], words: Array | None
 ) -> tuple[Array, ...]:
-    """As `flowrt.passes.widen` has a step do it: in float32, and each result rounded."""
-    outputs = op.infer([spec_of(a) for a in inputs], attrs)
+    """As `flowrt.passes.widen` has a step do it: in float32, and each of the ``outputs`` rounded."""
     wide = [_cast(a, WIDE) if is_half(a.dtype) else a for a in inputs]
     made = evaluate(op, wide, wide_attributes(op, attrs), words)
     return tuple(_cast(a, spec.dtype) if is_half(spec.dtype) else a for a, spec in zip(made, outputs, strict=True))
@@ -225,7 +228,7 @@ def _learn(
     places = list(_places(op, args, kwargs))
     if len(places) < len(values):  # an own op's tensors may have defaults
         return unknown
-    if _is_computed_wide(op, [spec_of(a) for a in inputs], attrs):
+    if _rounded(op.name, tuple(spec_of(a) for a in inputs), _Attrs.of(attrs)):
         return unknown
     each = zip(places, promoted, values, inputs, strict=True)
     sources = [_source(*place, is_open(cast_it, value), value, made) for place, cast_it, value, made in each]
