@@ -245,8 +245,9 @@ def test_the_predicted_peak_is_within_a_tenth_of_the_growth_of_rss() -> None:
             print(status("VmHWM") - before, host.memory.statistics().peak - held)
     """)
     path = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    done = subprocess.run([sys.executable, "-c", program], env=path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    for _ in range(2):  # the first compiles what is not compiled yet, which takes memory of its own
+        done = subprocess.run([sys.executable, "-c", program], env=path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
     growth, predicted = map(int, done.stdout.split())
     assert predicted > 64 << 20
     assert abs(growth - predicted) <= 0.1 * predicted, (growth, predicted)
