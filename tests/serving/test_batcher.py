@@ -274,7 +274,7 @@ async def test_those_that_wait_while_a_run_is_stopped_are_given_up_as_any_other(
     async with batcher_of(model, max_batch=1) as batcher:
         running = asyncio.create_task(batcher.infer({"x": np.full((1, 8), 1e9, "float32")}))
         await until(lambda: batcher.metrics.runs == 1)
-        others = [asyncio.create_task(batcher.infer({"x": X[:1]})) for _ in range(50)]
+        others = [asyncio.create_task(batcher.infer({"x": np.full((1, 8), 1e9, "float32")})) for _ in range(50)]
         await until(lambda: batcher.waiting == 51)
         running.cancel()
         outcomes = []
