@@ -341,3 +341,34 @@ def test_what_is_said_is_said_to_all_that_listen_then() -> None:
     listeners.hear("a", "fourth")
     assert other.told == [("a", "second"), ("b", "epoch"), ("epoch",)]
     assert one.told == [("a", "first"), *other.told, ("a", "third")]
+
+
+def test_only_what_nobody_took_of_steps_that_have_not_begun_is_early() -> None:
+    meet, other = Rendezvous(), ("epoch", 2)
+    meet.wait(KEY, 1, Waiter(lambda value: None))
+    meet.arrive(KEY, 1, VALUE)
+    assert meet._early_values == 0, "it is taken at once"
+    meet.arrive(KEY, 2, VALUE)
+    meet.arrive(other, 2, VALUE)
+    assert meet._early_values == 2
+    meet.gather(KEY, (2, 3), Waiter(lambda value: None))
+    assert meet._early_values == 1
+    meet.open(("epoch", 3))
+    for key in (KEY, ("epoch", 3)):
+        meet.arrive(key, 4, VALUE)
+    assert meet._early_values == 1, "of the other step"
+
+
+def test_who_asks_whether_a_value_is_awaited_is_told_once_it_is() -> None:
+    meet, told = Rendezvous(), list[str]()
+    meet.open(KEY)
+    taker = Waiter(lambda value: None)
+    assert not meet.awaited(KEY, 1)
+    meet.when_awaited(KEY, 1, lambda: told.append("awaited"))
+    meet.wait(KEY, 2, Waiter(lambda value: None))
+    assert not told
+    meet.wait(KEY, 1, taker)
+    assert told == ["awaited"]
+    assert meet.awaited(KEY, 1)
+    taker.withdraw()
+    assert not meet.awaited(KEY, 1)
