@@ -39,7 +39,8 @@ class Version:
     ``kept``, ``late``, ``refused`` and ``lost`` are, by replica, the identities of the batches of its update;
     ``staleness`` by replica of ``kept`` how many versions old its values were. ``run`` is the number of its run,
     ``setup`` which of the ledger's it was made under. ``compression`` says how updates were packed, if they were;
-    ``anew`` are those of ``kept`` that had been lost in that run, and had begun again.
+    ``anew`` are those of ``kept`` that had been lost in that run, and had begun again. ``begun`` is the version at which
+    it began.
     """
 
     version: int
@@ -52,6 +53,7 @@ class Version:
     setup: Setup
     compression: str = ""
     anew: frozenset[int] = frozenset()
+    begun: int = 0
 
     @property
     def kept_batches(self) -> tuple[int, ...]:
@@ -75,6 +77,7 @@ class Ledger:
         self.versions: list[Version] = []
         self._account = Account()
         self._compression = ""  # of the run that began last, as are the others
+        self._begun = 0
         self._lost: set[int] = set()  # replicas that were
         self._anew: set[int] = set()  # batches that these were handed afterwards
         self._records: list[tuple[Record, int]] = []  # with the byte at which each ends
@@ -95,14 +98,14 @@ class Ledger:
     def _take(self, record: Record) -> None:
         self._account.take(record)
         match record:
-            case Begun():
-                self._compression, self._lost, self._anew = "", set(), set()
+            case Begun(_, version):
+                self._compression, self._begun, self._lost, self._anew = "", version, set(), set()
             case Returned(replica):
                 self._lost.add(replica)
             case Handed(replica, _, identities) if replica in self._lost:
                 self._anew.update(identities)
-            case Packed(_, compression):
-                self._compression = compression
+            case Packed(_, compression, begun):
+                self._compression, self._begun = compression, begun
             case Made():
                 self.versions.append(self._version(record))
             case Undone(version):
@@ -120,7 +123,7 @@ class Ledger:
         late = of[Outcome.LATE] | of[Outcome.ABANDONED]
         refused, lost, run = of[Outcome.REFUSED], of[Outcome.LOST], self._account.run or 0
         anew = frozenset(replica for replica, used in kept.items() if not self._anew.isdisjoint(used))
-        return Version(made.version, run, kept, late, refused, lost, stale, setup, self._compression, anew)
+        return Version(made.version, run, kept, late, refused, lost, stale, setup, self._compression, anew, self._begun)
 
     @property
     def setup(self) -> Setup | None:

@@ -99,10 +99,14 @@ class Over:
 
 @valueclass
 class Packed:
-    """In that run, which began last, updates travel as ``compression`` says: see `train.compression`."""
+    """Of that run, which began last: how updates travel, see `train.compression`, and the version at which it began.
+
+    Written where they are packed, or where the run had made versions before a client attached to it.
+    """
 
     run: int
     compression: str
+    begun: int
 
 
 IDENTITIES = 1 << 32  # batches, of each of which readers keep a byte

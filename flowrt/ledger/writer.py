@@ -78,9 +78,18 @@ class LedgerWriter:
                 self.made(report)
 
     def begin(
-        self, run: int, version: int, because: str = OLDER, *, again: bool = False, compression: str = ""
+        self,
+        run: int,
+        version: int,
+        because: str = OLDER,
+        *,
+        again: bool = False,
+        compression: str = "",
+        begun: int | None = None,
     ) -> None:
         """A run begins at ``version``, in which updates are packed as ``compression`` says, if they are.
+
+        It was ``begun`` at an older version, where that is given: the ledger knows it from ``version`` on.
 
         Where the variables are not where the ledger had them, ``because`` says why they are older. What was kept since
         is lost, unless it is to be used ``again`` where batches are requeued.
@@ -94,13 +103,16 @@ class LedgerWriter:
         if version < before:
             self._undo(version, because, again)
         self._append(Begun(run, version, time.time()))
-        if compression:
-            self._append(Packed(run, compression))
+        begun = version if begun is None else begun
+        if compression or begun < version:
+            self._append(Packed(run, compression, begun))
 
-    def attach(self, run: int, version: int, because: str = OLDER, *, compression: str = "") -> None:
+    def attach(
+        self, run: int, version: int, because: str = OLDER, *, compression: str = "", begun: int | None = None
+    ) -> None:
         """A detached run begins, or is attached to: reports follow from ``version`` on, of which some may be known."""
         if self.account.run != run or (self.account.version or 0) < version:
-            self.begin(run, version, because, compression=compression)
+            self.begin(run, version, because, compression=compression, begun=begun)
 
     def over(self) -> None:
         """The run is over; what is not accounted for is unused. Twice is once."""

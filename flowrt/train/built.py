@@ -34,6 +34,7 @@ from flowrt.ops.flow import group as group_ops
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
 from flowrt.optim.optimizer import by_parts, counted_together, mirror
+from flowrt.sched.drivers.packing import INT8
 from flowrt.sched.policies import AllOf, LocalSteps, Policy, fewest, fixed_size, policy_to_data
 from flowrt.train.compression import checked_compression
 from flowrt.train.local import LocalCopies as LocalCopies
@@ -139,6 +140,11 @@ class Built:
             raise GraphError(
                 f"{user_site()}: replicas that step by themselves would each change the scale of their loss; have it "
                 "stay as it is, by fr.LossScaled(..., grow_every=None)"
+            )
+        if self.compression == INT8 and scale_of(optimizer) is not None:
+            raise GraphError(
+                f"{user_site()}: compression='int8' goes on with what it left of updates that counted, which those are "
+                "not that only change the scale of a loss; take 'bfloat16', or fr.LossScaled(..., grow_every=None)"
             )
         if not isinstance(servers, Integral) or servers < 1:
             raise GraphError(f"{user_site()}: expected at least 1 server, got servers={servers!r}")

@@ -66,9 +66,12 @@ def _gives_nothing(replica: int, number: int, identities: Sequence[int], batches
     raise InternalError("batches of a detached run are handed out by its client")
 
 
-def terms_of(session: str, source: Source, depth: int, steps: int, requeues: bool) -> DetachedTerms:
+def terms_of(
+    session: str, source: Source, depth: int, steps: int, requeues: bool, compression: str = ""
+) -> DetachedTerms:
     """What server 0 is told of a run over ``source``, to which sessions of that name may attach."""
-    return DetachedTerms(session, depth, steps, 0, -1 if source.total is None else source.total, requeues)
+    total = -1 if source.total is None else source.total
+    return DetachedTerms(session, depth, steps, 0, total, requeues, compression=compression)
 
 
 class DetachedRun(Run):
@@ -140,7 +143,12 @@ class DetachedRun(Run):
         if None in [server for server, _ in answers.values()]:
             return False
         told, _ = answers[program.servers[0]]
-        self._attachment, self._first, self.dropped, incarnations, lost = told
+        self._attachment, self._first, self.dropped, incarnations, lost, packed, self.begun = told
+        if packed != self._trainer.compression:
+            raise GraphError(
+                f"{self._trainer.name}: updates of the run that goes on travel as compression={packed or None!r}, not "
+                f"{self._trainer.compression or None!r}; attach by a trainer with the same"
+            )
         self._seen, self._incarnations = self._first, list(incarnations) or self._incarnations
         self._lost.update(lost)
         of_replicas = zip(program.replicas, incarnations, strict=False)  # without incarnations, where it is over

@@ -149,8 +149,7 @@ def _rounds_from(ledger: Ledger, left: Sequence[Version], trainer: Trainer) -> S
     """
     run, at = left[0].run, left[0].version
     part = [*takewhile(lambda each: each.run == run, left)]
-    begun = next(each.version for each in ledger.versions if each.run == run)
-    if begun < at:
+    if (begun := left[0].begun) < at:
         raise _untold(
             ledger, trainer, f"replicas had kept something by version {at}; begin where their run did, at {begun}"
         )

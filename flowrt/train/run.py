@@ -62,8 +62,8 @@ class Run:
     ) -> None:
         self._reads = reads
         self._terms: tuple[Any, ...] = ()  # `Terms`, if it is detached: the first is by what name one attaches to it
-        self._trainer = trainer
-        self._session = session
+        self._trainer, self._session = trainer, session
+        self.begun = 0  # the version that it began at, whoever its client was then
         self._supply = supply
         self._missed = missed
         self._runner = session._open_here()
@@ -133,7 +133,7 @@ class Run:
     async def _enter(self, found: Go | Going) -> None:
         """Begin where an opening says."""
         assert isinstance(found, Go)
-        version = self._first = self._seen = found.version
+        version = self._first = self.begun = self._seen = found.version
         births = {"births": births_of(self._runner, self._program.servers)}
         about = {"client": who(self._session), "policy": policy_to_data(self.policy_at(version)), **births}
         for task, begin in zip(self._program.servers, self._program.begin_servers, strict=True):

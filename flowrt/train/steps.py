@@ -231,7 +231,8 @@ class Steps:
             from flowrt.train.detached import ServersSupply, terms_of
 
             assert isinstance(batches, Source)
-            self._terms = terms_of(self._detached, batches, depth, self._each, trainer.late == "requeue")
+            requeues = trainer.late == "requeue"
+            self._terms = terms_of(self._detached, batches, depth, self._each, requeues, trainer.compression)
             return ServersSupply(trainer.replicas)
         first = 0 if self._ledger is None else self._ledger.first
         if isinstance(batches, Source):
@@ -371,7 +372,8 @@ class Steps:
         if ledger is None:
             return
         if self._detached:  # server 0 has all handed out
-            ledger.attach(self._run.number, self._run.version, because, compression=self._compression)
+            run = self._run
+            ledger.attach(run.number, run.version, because, compression=self._compression, begun=run.begun)
             return
         remakes = isinstance(supply, Identities)
         ledger.begin(self._run.number, self._run.version, because, again=remakes, compression=self._compression)

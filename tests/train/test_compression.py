@@ -19,6 +19,7 @@ from flowrt.sched.server.reporting import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
 from flowrt.train.accounts import setup_of
 from flowrt.train.compression import LEAST
+from flowrt.train.replay import _rounds_from
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -239,6 +240,53 @@ async def test_a_packed_history_with_late_and_lost_updates_is_trained_again_to_t
 def test_what_is_no_compression_is_refused_where_the_trainer_is_built() -> None:
     with pytest.raises(GraphError, match=r"test_compression.py:\d+: compression='zip': expected 'bfloat16' or 'int8'"):
         trainer_of(compression="zip")
+
+
+def test_int8_beside_a_loss_whose_scale_changes_is_refused_where_the_trainer_is_built() -> None:
+    """Updates would count that move nothing, and what they left would go on."""
+    with pytest.raises(GraphError, match=r"test_compression.py:\d+: compression='int8' .* take 'bfloat16', or "):
+        trainer_of(compression="int8", optimizer=fr.LossScaled(fr.optim.SGD(1.0)))
+    trainer_of(compression="int8", optimizer=fr.LossScaled(fr.optim.SGD(1.0), grow_every=None))
+
+
+async def test_a_client_attaches_to_a_run_by_a_trainer_that_packs_alike_alone_and_its_ledger_says_where_that_began(
+    tmp_path: Path,
+) -> None:
+    x = np.stack([numbers(seed, LEAST) for seed in range(8)])
+    source = fr.data.arrays({"x": x}, batch=1, epochs=None)
+
+    def built(compression: str | None) -> tuple[fr.Graph, fr.train.Replicated]:
+        def loss_fn(inputs: dict[str, fr.Tensor]) -> fr.Tensor:
+            return fr.sum(inputs["x"] * fr.Variable(np.zeros(LEAST, np.float32), name="w"))
+
+        with fr.Graph() as graph:
+            spec = {"x": fr.Spec("float32", (None, LEAST))}
+            return graph, fr.train.Replicated(loss_fn, spec, fr.optim.SGD(0.1), replicas=1, compression=compression)
+
+    async def look(cluster: fr.Cluster, compression: str | None, steps: int, ledger: str, stop: bool = False) -> None:
+        graph, trainer = built(compression)
+        async with fr.Session(graph, cluster=cluster, name="job") as session:
+            seen = 0
+            async for _ in trainer.steps(session, source, detached=True, ledger=tmp_path / ledger):
+                seen += 1
+                if seen == steps:
+                    break
+            if stop:
+                await trainer.stop(session)
+
+    async with fr.LocalCluster(ps=1, worker=1) as cluster, asyncio.timeout(60):
+        await look(cluster, "int8", 3, "first")
+        with pytest.raises(
+            GraphError, match="as compression='int8', not None; attach by a trainer with the same"
+        ):
+            await look(cluster, None, 1, "other")
+        await look(cluster, "int8", 4, "second", stop=True)
+        found = fr.Ledger(tmp_path / "second")
+        assert found.versions[0].version >= 3
+        assert {(version.begun, version.compression) for version in found.versions} == {(0, "int8")}
+        begin = found.versions[0].version
+        with pytest.raises(LedgerError, match=f"replicas had kept something by version {begin}; begin where their"):
+            _rounds_from(found, found.versions, built("int8")[1])
 
 
 async def test_a_history_is_refused_in_which_a_replica_of_int8_began_again_and_is_told_apart_by_its_batches(

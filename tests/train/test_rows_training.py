@@ -118,8 +118,8 @@ async def test_a_table_of_which_rows_alone_are_taken_is_not_told() -> None:
     with fr.Graph() as graph:
         trainer = trainer_of(2, **HERE)
     async with fr.Session(graph) as session:
-        program = await trainer.program(session)
-        told = {name for _, name in program.begin_servers[0].keywords["values"]}
+        begin = (await trainer.program(session)).begin_servers[0]
+        told = {name for _, name in begin(run=1, version=0, client="", policy=()).values}
         assert told == {v.name for v in trainer.variables} - {v.name for v in trainer.variables[:2]}
 
 

@@ -153,14 +153,13 @@ class Feedback:
         self._kept: dict[int, Array] = {}
         self._left: dict[int, Array] = {}  # by the update that was packed last
         self._posted = -1  # the version of that, if it may count
-        self._finite = False  # all of that
         self.counted = -1  # the newest version of which an update of this replica is known to have counted
 
     def begin(self) -> None:
         """Another update is packed; what became of the one before is known by now."""
         if self._posted >= 0 and self._posted == self.counted:
             self._kept, self._left = self._left, self._kept
-        self._posted, self._finite = -1, False
+        self._posted = -1
 
     def of(self, place: int, size: int) -> tuple[Array, Array]:
         """What was kept of so many numbers, and where is to be what is left of them."""
@@ -173,23 +172,19 @@ class Feedback:
             found = among[place] = self._memory.zeros((size,), _NUMBERS)
         return found
 
-    def end(self, finite: bool) -> None:
-        """It is packed, and may count as more than a version that moves nothing if all of it is ``finite``."""
-        self._finite = finite
-
     def post(self, version: int) -> None:
         """It is posted, as that of a version."""
-        self._posted = version if self._finite else -1
+        self._posted = version
 
 
 class PackingPlan:
-    """A plan of a replica, and behind it the packing of an update: its fetches from the ``first`` on.
+    """A plan of a replica, and behind it the packing of an update: ``how``, by places of its fetches.
 
-    ``how`` says it by their places. It runs as `Closed`.
+    It runs as `Closed`.
     """
 
-    def __init__(self, plan: Closed, how: Mapping[int, str], feedback: Feedback, host: Host, first: int = 0) -> None:
-        self._plan, self._how, self._feedback, self._host, self._first = plan, how, feedback, host, first
+    def __init__(self, plan: Closed, how: Mapping[int, str], feedback: Feedback, host: Host) -> None:
+        self._plan, self._how, self._feedback, self._host = plan, how, feedback, host
         self._short = False  # that of its last run: nobody knows before the first
 
     def run_now(self, feeds: Sequence[Array], number: int) -> list[Array] | None:
@@ -198,7 +193,7 @@ class PackingPlan:
             return None
         fetches, packings = self._begin(fetches)
         compute_now(packings)
-        return self._end(fetches, packings)
+        return fetches
 
     async def run(self, feeds: Sequence[Array], context: RunContext) -> list[Array]:
         """As `Closed.run`."""
@@ -207,7 +202,7 @@ class PackingPlan:
             compute_now(packings)
         else:
             await compute_in_lanes(packings, self._host.lanes)
-        return self._end(fetches, packings)
+        return fetches
 
     def _begin(self, fetches: Sequence[Array]) -> tuple[list[Array], list[Packing]]:
         """The fetches, those that are packed in memory that is yet to be filled, and what fills it."""
@@ -225,13 +220,6 @@ class PackingPlan:
         self._short = is_short(packings)
         return made, packings
 
-    def _end(self, fetches: list[Array], packings: Sequence[Packing]) -> list[Array]:
-        scales = [each.fills[1] for each in packings if each.kernel == "quantize_blocks"]
-        if scales:
-            others = [part for part in fetches[self._first :] if part.dtype.kind == "f" and part.size < BLOCK]
-            self._feedback.end(all(np.isfinite(each).all() for each in (*scales, *others)))
-        return fetches
-
 
 def _codes(packed: Array, size: int) -> tuple[Array, Array]:
     """The codes of so many numbers, and their scales."""
@@ -243,7 +231,7 @@ def packing(plan: Closed, role: BeginReplica, feedback: Feedback, host: Host, fi
     """A plan whose fetches from the ``first`` on are an update, with that packed as the replica is told, if it is."""
     pairs = zip(chain(*role.parts), chain(*role.packed), strict=bool(role.packed))
     how = {first + place: each for place, each in pairs if each}
-    return PackingPlan(plan, how, feedback, host, first) if how else plan
+    return PackingPlan(plan, how, feedback, host) if how else plan
 
 
 # ── a server's side ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -39,6 +39,7 @@ class DetachedTerms(NamedTuple):
         requeues: Whether batches that came late, or were lost with their replica, are to be used again.
         returned: Batches that are used before the first.
         births: Which process each task is that takes part.
+        compression: How updates are packed; empty where they are not.
     """
 
     session: str
@@ -49,6 +50,7 @@ class DetachedTerms(NamedTuple):
     requeues: bool = False
     returned: tuple[int, ...] = ()
     births: tuple[tuple[str, str], ...] = ()
+    compression: str = ""
 
 
 class Detached:

@@ -135,14 +135,13 @@ class Undriven(Coordination):
             self._resume()
         return self.version
 
-    def attach(self) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:
+    def attach(self) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...], str, int]:
         """A client has come: see `Attach`. Reports follow once it says which it has had."""
         self.client_gone()  # the one before
         self._attachment += 1
         first, dropped = self._detached.attach()
-        if self.over.is_set():
-            return self._attachment, first, dropped, (), ()
-        return self._attachment, first, dropped, tuple(self._incarnations), self._lost
+        over, how = self.over.is_set(), (self._detached.terms.compression, self._role.version)
+        return self._attachment, first, dropped, *(((), ()) if over else (tuple(self._incarnations), self._lost)), *how
 
     def client_gone(self) -> None:
         """It goes on without, if all had begun."""
