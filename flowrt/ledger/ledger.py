@@ -39,8 +39,8 @@ class Version:
     ``kept``, ``late``, ``refused`` and ``lost`` are, by replica, the identities of the batches of its update;
     ``staleness`` by replica of ``kept`` how many versions old its values were. ``run`` is the number of its run,
     ``setup`` which of the ledger's it was made under. ``compression`` says how updates were packed, if they were;
-    ``anew`` are those of ``kept`` that had been lost in that run, and had begun again. ``begun`` is the version at which
-    it began.
+    ``anew`` are those of ``kept`` that had been lost in that run, and had begun again. ``begun`` is the version at
+    which it began.
     """
 
     version: int

@@ -43,18 +43,22 @@ def find_size(value: Value, made: Callable[[Value], HowMade | None], found: dict
     ``made`` says how a value is made, None of what somebody has to compute. ``found`` keeps answers, and has those of
     values that are made in no way.
     """
-    if value not in found:
-        how = made(value)
-        found[value] = None if how is None else _infer(how, lambda source: find_size(source, made, found))
+    wanted = [value]
+    while wanted:
+        how = None if wanted[-1] in found else made(wanted[-1])
+        before = [] if how is None or how.op.name in ON_HOST else [each for each in how.inputs if each not in found]
+        wanted.extend(before)
+        if not before:
+            found.setdefault(wanted.pop(), None if how is None else _infer(how, found))
     return found[value]
 
 
-def _infer(made: HowMade, size: Callable[[Any], Spec | None]) -> Spec | None:
+def _infer(made: HowMade, sizes: Mapping[Any, Spec | None]) -> Spec | None:
     if made.op.name == "constant":
         return spec_of(np.asarray(made.attrs["value"]))
     inputs: list[Spec] = []
     for source, spec in zip(made.inputs, made.specs, strict=True):
-        known = _as_if_known(spec) if made.op.name in ON_HOST else size(source)
+        known = _as_if_known(spec) if made.op.name in ON_HOST else sizes[source]
         if known is None:
             return None
         inputs.append(known)

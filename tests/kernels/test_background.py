@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import subprocess
 import threading
 from collections.abc import Iterator
 from itertools import islice
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,12 +77,13 @@ def test_the_helper_compiles_what_is_ordered(fresh_cache: Path) -> None:
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """The symbols that the helper is given, on a machine with an idle core."""
     given: list[str] = []
     monkeypatch.setattr(background, "submit", lambda orders: given.extend(order.symbol for order in orders))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(os, "getloadavg", lambda: (1.9, 3.0, 3.0))
+    monkeypatch.setattr(background, "LOAD", tmp_path / "load")
+    background.LOAD.write_text("9.00 9.00 9.00 1/180 4711\n")  # what ran in the last minute is over
     monkeypatch.setenv("FLOWRT_BUILD", "")
     return given
 
@@ -99,10 +103,28 @@ def test_nothing_is_shared_where_there_is_little_no_core_is_idle_or_the_user_wan
     with monkeypatch.context() as never:
         never.setenv("FLOWRT_BUILD", "never")
         share(MANY)
-    with monkeypatch.context() as busy:
-        busy.setattr(os, "getloadavg", lambda: (2.0, 0.0, 0.0))
-        share(MANY)
+    background.LOAD.write_text("0.00 0.00 0.00 2/180 4711\n")  # this process, and another
+    share(MANY)
+    background.LOAD.unlink()
+    share(MANY)
     assert shared == []
+
+
+def test_answers_come_through_a_pipe_of_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of models, or a node, has as many descriptors open as it may."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    read, write = os.pipe()
+    with open(write, "wb") as answers, open(fcntl.fcntl(read, fcntl.F_DUPFD_CLOEXEC, 1100), "rb") as pipe:
+        os.close(read)
+        helper = SimpleNamespace(stdout=pipe, poll=lambda: None)
+        state = background._State(helper=helper, pending={"a": MANY[0]})  # type: ignore[arg-type]
+        monkeypatch.setattr(background, "_state", state)
+        answers.write(b"a\n")
+        answers.flush()
+        background.go_on()
+        assert state.done == {"a"}
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_what_a_batch_will_compile_is_shared_once_it_compiles(shared: list[str]) -> None:

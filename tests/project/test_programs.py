@@ -50,6 +50,9 @@ def test_where_python_would_import_otherwise_it_is_the_interpreters_own() -> Non
     assert run(python(), *shows).stdout == "True 0\n"
     assert run(python(), "-b", *shows).stdout == "False 1\n"
     assert run(python(), *shows, env={**os.environ, "NUMBA_DEBUG": "0"}).stdout == "False 0\n"
+    large = {f"LARGE_{number}": number * "x" for number in range(100_000, 100_003)}  # in one message there is no room
+    assert run(python(), *shows, env={**os.environ, **large}).stdout == "False 0\n"
+    assert run(python(), *shows).stdout == "True 0\n"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from places import ROOT
 
 import flowrt as fr
+from flowrt.sched.devices.looping import _Stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,6 +129,34 @@ async def test_sizes_inside_a_body_may_be_fed() -> None:
     async with fr.Session(graph, options=OPTIONS) as session:
         found = [await session.run(chosen, {x: np.ones(6, np.float32), rows: n}) for n in (2, 3, 2)]
     assert [array.shape for array in found] == [(2, 3), (3, 2), (2, 3)]
+
+
+async def test_sizes_may_be_a_long_way_from_what_is_known() -> None:
+    with fr.Graph() as graph, fr.device(THERE):
+        x = fr.placeholder("float32", (None,))
+        rows = fr.shape_of(x)[0]
+        for _ in range(1200):
+            rows = rows + 0 * rows
+        chosen = fr.cond(fr.sum(x) > 0, lambda: fr.reshape(x, fr.stack([rows, -1])), lambda: fr.zeros((1, 1)))
+    async with fr.Session(graph, options=OPTIONS) as session:
+        assert (await session.run(chosen, {x: np.ones(6, np.float32)})).shape == (6, 1)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_stack_of_counted_iterations_takes_memory_for_its_rows_once(order: int) -> None:
+    made: list[Any] = []
+    row: Any = SimpleNamespace(shape=(0,), dtype=np.dtype("float32"), nbytes=0)
+
+    def hold(array: Any, where: str) -> Any:
+        made.append(SimpleNamespace(shape=array.shape))
+        return made[-1]
+
+    node: Any = SimpleNamespace(where=lambda: "a loop")
+    stack = _Stack(node, None, 40, SimpleNamespace(hold=hold))  # type: ignore[arg-type]
+    for at in range(40)[::order]:
+        stack.put(at, row)
+    assert stack.whole(fr.Spec("float32", (None, 0)), 40) is made[0]
+    assert [array.shape for array in made] == [(40, 0)]
 
 
 async def test_sizes_that_are_values_of_the_device_leave_a_branch_to_the_host() -> None:

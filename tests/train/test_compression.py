@@ -276,9 +276,7 @@ async def test_a_client_attaches_to_a_run_by_a_trainer_that_packs_alike_alone_an
 
     async with fr.LocalCluster(ps=1, worker=1) as cluster, asyncio.timeout(60):
         await look(cluster, "int8", 3, "first")
-        with pytest.raises(
-            GraphError, match="as compression='int8', not None; attach by a trainer with the same"
-        ):
+        with pytest.raises(GraphError, match="as compression='int8', not None; attach by a trainer with the same"):
             await look(cluster, None, 1, "other")
         await look(cluster, "int8", 4, "second", stop=True)
         found = fr.Ledger(tmp_path / "second")

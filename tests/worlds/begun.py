@@ -11,6 +11,7 @@ from _signal import SIG_DFL, SIG_IGN, SIGINT, SIGKILL, SIGTERM, getsignal, signa
 from _socket import AF_UNIX, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket
 
 PASSED_ON = (SIGINT, SIGTERM)
+LARGEST = 1 << 17  # bytes of what a program is told, its variables among it
 REFUSED = b"refused"  # by who has imported with other settings than these
 
 
@@ -20,7 +21,10 @@ def main(address, *arguments):  # untyped: to import `typing` would take as long
     ignored = [number for number in PASSED_ON if getsignal(number) == SIG_IGN]
     told = {"arguments": arguments, "folder": os.getcwd(), "environ": dict(os.environ), "ignored": ignored}
     files = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
-    server.sendmsg([marshal.dumps(told)], [(SOL_SOCKET, SCM_RIGHTS, files)])
+    request = marshal.dumps(told)
+    if len(request) > LARGEST:
+        begin(arguments)
+    server.sendmsg([request], [(SOL_SOCKET, SCM_RIGHTS, files)])
 
     def pass_on(number, _):
         try:
@@ -32,8 +36,13 @@ def main(address, *arguments):  # untyped: to import `typing` would take as long
         signal(number, pass_on)
     answer = server.recv(8)
     if answer == REFUSED:
-        os.execv(sys.executable, [sys.executable, *arguments])
+        begin(arguments)
     end(int.from_bytes(answer, sys.byteorder, signed=True) if answer else -SIGKILL)
+
+
+def begin(arguments):
+    """Be the program by itself."""
+    os.execv(sys.executable, [sys.executable, *arguments])
 
 
 def end(code):

@@ -23,14 +23,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from begun import REFUSED
+from begun import LARGEST, REFUSED
 
 from flowrt.cluster import fork_server
 
 BEGUN = Path(__file__).with_name("begun.py")
 IMPORTED = ("flowrt.worker", "flowrt.train", "numba.core.registry", "rich.console")
 EARLY = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "NPY_", "NUMBA_")
-LARGEST = 1 << 17  # bytes of what a program is told, its variables among it
 
 _kept: list[_Server] = []
 

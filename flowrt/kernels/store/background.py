@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from flowrt.base.package import PACKAGE
@@ -28,12 +29,12 @@ from flowrt.kernels.store.folder import cache_folder
 
 if TYPE_CHECKING:
     import io
-    from pathlib import Path
 
 LOOKED_EVERY = 0.02  # seconds between two looks at the pipe
 MAX_STARTS = 4  # of helpers that died at their work
 MAX_TRIES = 2  # of an order that a helper died at
 WORTH_SHARING = 2  # orders: while one process starts its compiler, another may start its own
+LOAD = Path("/proc/loadavg")
 IN_FLIGHT = 8  # orders of a few KiB, so that writing them into a pipe of 64 KiB never waits
 _log = logging.getLogger(__name__)
 
@@ -87,7 +88,8 @@ def share(orders: Sequence[CompileOrder]) -> None:
 
 def _is_core_idle() -> bool:
     with suppress(OSError, AttributeError):  # some systems do not say
-        return os.getloadavg()[0] < len(os.sched_getaffinity(0))
+        running = LOAD.read_text().split()[3].partition("/")[0]  # now, with this thread
+        return int(running) < len(os.sched_getaffinity(0))
     return False
 
 
@@ -190,7 +192,9 @@ def _receive(seconds: float) -> None:
         return
     pipe = _state.helper.stdout
     assert pipe is not None
-    while select.select([pipe], [], [], seconds)[0]:
+    polled = select.poll()  # `select.select` is for few descriptors
+    polled.register(pipe, select.POLLIN)
+    while polled.poll(1000 * seconds):
         data = os.read(pipe.fileno(), 1 << 16)
         if not data:
             _lost()

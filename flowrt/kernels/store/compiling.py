@@ -111,9 +111,9 @@ def compiled(symbol: str) -> Iterator[None]:
         yield
     finally:
         _count.done(symbol)
-        background.go_on()
         if alone:
             _count.leave()
+        background.go_on()
 
 
 def only_looks() -> bool:

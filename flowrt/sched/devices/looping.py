@@ -101,7 +101,8 @@ class Bodies:
         bounds = [row.shape[0] for row in rows[:1]] + ([attrs["limit"]] if attrs["limit"] is not None else [])
         bounds += [int(self._read(inputs[0]))] if counted else []
         most = max(min(bounds), 0) if bounds else None
-        stacks = [_Stack(node, length, self._arena) for _ in body_fetches(attrs)[carried:]]
+        space = most if cond is None else None
+        stacks = [_Stack(node, length, space, self._arena) for _ in body_fetches(attrs)[carried:]]
         done = 0
         while most is None or done < most:
             if words[STATUS]:
@@ -143,17 +144,18 @@ class Bodies:
 class _Stack:
     """What the iterations of a loop answer beyond what it carries, as rows of one tensor, zeros where there is none.
 
-    ``length`` is how many rows it has, None where that is told by the end of the loop: then there is space for twice as
-    many whenever there is none left.
+    ``length`` is how many rows it has, None where that is told by the end of the loop. There is space for ``most``
+    then, if so many come without a condition; else for twice as many whenever there is none left.
     """
 
-    def __init__(self, node: PlanNode, length: int | None, arena: Arena) -> None:
+    def __init__(self, node: PlanNode, length: int | None, most: int | None, arena: Arena) -> None:
         self._node, self._length, self._arena = node, length, arena
+        self._space = FIRST if most is None else most
         self._rows: DeviceArray | None = None
 
     def put(self, at: int, row: DeviceArray) -> None:
         """Put a row in its place."""
-        rows = self._rows or self._zeros((FIRST if self._length is None else self._length, *row.shape), row.dtype)
+        rows = self._rows or self._zeros((self._space if self._length is None else self._length, *row.shape), row.dtype)
         if row.shape != rows.shape[1:]:
             raise SpecError(
                 f"{self._node.where()}: its iterations stack rows of different shapes: "
