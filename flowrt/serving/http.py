@@ -14,8 +14,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from aiohttp import web
 
 import flowrt
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
     from flowrt.net.door.tls import Keys
     from flowrt.serving.batching import Batching
     from flowrt.serving.endpoint import Endpoint
+    from flowrt.serving.model import Model
 
+T = TypeVar("T")
 RETRY_SECONDS = 1  # after which who was refused may ask again
 _log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -51,8 +54,8 @@ class Face:
     def __init__(self, endpoints: Mapping[str, Endpoint], batching: Batching, token: str | None, max_body: int) -> None:
         self.ready = False
         self._endpoints, self._batching, self._token, self._max_body = endpoints, batching, token, max_body
-        self._here = 0  # bytes of requests that have no answer yet, and of long answers that are being sent
-        self._lane = Lanes(1, "serving")
+        self._here = 0  # bytes of requests and outputs that are not written out yet, and of long answers being sent
+        self._lane, self._turn = Lanes(1, "serving"), asyncio.Lock()
         self.application = web.Application(middlewares=[self._answered], client_max_size=max_body)
         one = "/v2/models/{model}"
         self.application.add_routes(
@@ -124,13 +127,8 @@ class Face:
                 endpoint.metrics.note_ended("invalid", 0)
                 raise
             del body
-            model, outputs = await endpoint.infer(asked.values)
-        write = partial(protocol.written, asked, request.match_info["model"], model.version, outputs)
-        parts, length = await self._lane.run(write) if protocol.is_long(asked, outputs) else write()
-        headers = {"Content-Type": "application/json"}
-        if length is not None:
-            headers = {"Content-Type": "application/octet-stream", protocol.LENGTH: str(length)}
-        return await self._sent(request, b"".join(parts), headers)
+            answer, headers = await self._written(request, asked, *await endpoint.infer(asked.values))
+        return await self._sent(request, answer, headers)
 
     def _endpoint(self, request: web.Request) -> Endpoint:
         name, version = request.match_info["model"], request.match_info.get("version")
@@ -158,6 +156,12 @@ class Face:
             raise WouldBlock(
                 f"requests and answers of {self._here} bytes are here, and there is no room for more: ask again later"
             )
+        with self._counted(nbytes):
+            yield
+
+    @contextmanager
+    def _counted(self, nbytes: int) -> Iterator[None]:
+        """Count bytes that are here; what was admitted is, even beyond the room, and keeps others out."""
         self._here += nbytes
         try:
             yield
@@ -183,30 +187,55 @@ class Face:
         while True:
             model = endpoint.current.model
             read = partial(protocol.read, body, length, model, self._max_body)
-            asked = await self._lane.run(read) if len(body) > protocol.LONG else read()
+            asked = await self._beside(read) if len(body) > protocol.LONG else read()
             if endpoint.current.model is model:  # else another took its place meanwhile, which may take something else
                 return asked
 
+    async def _beside(self, work: Callable[[], T]) -> T:
+        """What ``work`` comes to, in the lane; raises `StepTimeout` where its turn does not come in time.
+
+        It waits here and not in the lane, where nobody could give it up.
+        """
+        try:
+            async with asyncio.timeout(self._batching.timeout):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise StepTimeout(f"others were read and written out for {self._batching.timeout} s") from None
+        try:
+            return await self._lane.run(work)
+        finally:
+            self._turn.release()
+
     # What is answered
+
+    async def _written(
+        self, request: web.Request, asked: protocol.Inquiry, model: Model, outputs: Mapping[str, Any]
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """An answer and its headers; the outputs count among what is here until they are written out."""
+        write = partial(protocol.written, asked, request.match_info["model"], model.version, outputs)
+        with self._counted(sum(np.asarray(output).nbytes for output in outputs.values())):
+            parts, length = await self._beside(write) if protocol.is_long(asked, outputs) else write()
+        headers = {"Content-Type": "application/json"}
+        if length is not None:
+            headers = {"Content-Type": "application/octet-stream", protocol.LENGTH: str(length)}
+        return b"".join(parts), headers
 
     async def _sent(self, request: web.Request, body: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
         """An answer; one that is long counts among what is here, for as long as who asked may take to read it."""
         answer = web.Response(body=body, headers=headers)
         if len(body) <= protocol.LONG:
             return answer
-        self._here += len(body)
-        try:
-            async with asyncio.timeout(self._batching.timeout):
-                await answer.prepare(request)
-                await answer.write_eof()
-        except TimeoutError:
-            _log.warning("%s %s: the answer was not read", request.method, request.raw_path)
-            if request.transport is not None:
-                request.transport.abort()
-        except ConnectionError:  # who asked is gone
-            pass
-        finally:
-            self._here -= len(body)
+        with self._counted(len(body)):
+            try:
+                async with asyncio.timeout(self._batching.timeout):
+                    await answer.prepare(request)
+                    await answer.write_eof()
+            except TimeoutError:
+                _log.warning("%s %s: the answer was not read", request.method, request.raw_path)
+                if request.transport is not None:
+                    request.transport.abort()
+            except ConnectionError:  # who asked is gone
+                pass
         return answer
 
     @web.middleware

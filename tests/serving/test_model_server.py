@@ -304,6 +304,48 @@ async def test_a_long_request_holds_nobody_up(part: str, monkeypatch: pytest.Mon
     np.testing.assert_array_equal(asked.result(), rows * 2 + 1)
 
 
+def answered_at_once(server: Any, monkeypatch: pytest.MonkeyPatch, *settings: Batching) -> None:
+    """Have each request be answered by numbers that take long to write out, and that setting hold from then on."""
+    endpoint, following = server.endpoints["m"], iter(settings)
+
+    async def infer(_: object) -> Any:
+        monkeypatch.setattr(server._face, "_batching", next(following))
+        return endpoint.current.model, {"y": np.zeros(protocol.PIECE + 1, "float32")}
+
+    monkeypatch.setattr(endpoint, "infer", infer)
+
+
+async def test_outputs_count_among_what_is_here_until_they_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(protocol.written)
+    monkeypatch.setattr(protocol, "written", held)
+    async with serving(doubling()) as (server, client), asyncio.TaskGroup() as tasks:
+        answered_at_once(server, monkeypatch, Batching(max_bytes=4 * protocol.PIECE))
+        asked = tasks.create_task(client.post(asking(X[:1])))
+        await until(held.called.is_set)
+        assert server._face._here > 4 * protocol.PIECE
+        status, answer = await client.post(asking(X[:1]))
+        assert (status, "there is no room for more" in answer["error"]) == (503, True)
+        held.may.set()
+    assert asked.result()[0] == 200
+    assert server._face._here == 0
+
+
+async def test_an_answer_whose_turn_to_be_written_out_does_not_come_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = Held(protocol.written)
+    monkeypatch.setattr(protocol, "written", held)
+    async with serving(doubling()) as (server, client), asyncio.TaskGroup() as tasks:
+        answered_at_once(server, monkeypatch, Batching(timeout=LONG), Batching(timeout=0))
+        asked = tasks.create_task(client.post(asking(X[:1])))
+        await until(held.called.is_set)
+        assert await client.post(asking(X[:1])) == (504, {"error": "there was no answer"})
+        monkeypatch.setattr(server._face, "_batching", Batching(timeout=LONG))  # for the first to be sent
+        held.may.set()
+    assert asked.result()[0] == 200
+    assert server._face._here == 0
+
+
 async def test_a_long_request_is_read_again_for_a_model_that_came_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,7 +437,8 @@ async def test_a_server_is_opened_once() -> None:
 async def test_text_costs_no_more_memory_than_it_has_bytes() -> None:
     async with serving(doubling()) as (_, client):
         body = asking(X)
-        body["inputs"][0]["data"] = ["a" * 100_000, *[""] * 100_000]  # as an array of text: 40 GB
+        text = ["a" * 100_000, *[""] * 99_999]  # as an array: 40 GB
+        body["inputs"][0] |= {"shape": [12_500, 8], "data": text}
         status, answer = await client.post(body)
         assert (status, "got data of str" in answer["error"]) == (400, True)
 
