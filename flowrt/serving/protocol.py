@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from reprlib import repr as shown  # of a list, only the beginning
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -30,6 +31,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 LONG = 1 << 16  # bytes of a request that takes milliseconds to be read
 PIECE = 1 << 12  # numbers that are written out at once, in milliseconds
+MARKS = 1 << 18  # lists, objects and quotes in JSON: no other thread has its turn while these are read
 LENGTH = "Inference-Header-Content-Length"
 EXTENSIONS = ("binary_tensor_data",)
 _NOT_HERE = frozenset({"classification", "shared_memory_region"})  # Triton's, whose clients would misread other answers
@@ -86,8 +88,11 @@ def read(body: bytes | bytearray, length: str | None, model: Model, most: int = 
     """
     view = memoryview(body)
     count = len(view) if length is None else _count(length, len(view))
+    text = bytes(view[:count])
+    if sum(text.count(mark) for mark in b'[{"') > MARKS:
+        raise FeedError(f"the request has more than {MARKS} lists, objects and quotes; give data flat, or as bytes")
     try:
-        request = json.loads(bytes(view[:count]), **(_YIELDING if count > LONG else {}))
+        request = json.loads(text, **(_YIELDING if count > LONG else {}))
     except (ValueError, RecursionError) as error:
         raise FeedError(f"the request is not JSON: {error}") from None
     given = _list(_object(request, "the request"), "inputs")
@@ -99,7 +104,7 @@ def read(body: bytes | bytearray, length: str | None, model: Model, most: int = 
         if not isinstance(name, str) or name not in model.inputs or name in values:
             twice = " twice" if isinstance(name, str) and name in values else ""
             raise FeedError(
-                f"the request gives the input {name!r:.200}{twice}; the model takes {', '.join(model.inputs)}"
+                f"the request gives the input {shown(name)}{twice}; the model takes {', '.join(model.inputs)}"
             )
         spec = model.inputs[name].spec
         try:
@@ -130,10 +135,10 @@ def _tensor(entry: Any, spec: Spec, rest: memoryview, most: int) -> tuple[Array,
     datatype = entry.get("datatype")
     if datatype != datatype_of(spec.dtype):
         fix = "; text is not taken" if datatype == "BYTES" else f"; convert it to {datatype_of(spec.dtype)}"
-        raise FeedError(f"got datatype {datatype!r:.80}{fix}")
+        raise FeedError(f"got datatype {shown(datatype)}{fix}")
     shape = entry.get("shape")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(type(n) is int and n >= 0 for n in shape):
-        raise FeedError(f"got shape {shape!r:.200}; a shape is a list of sizes")
+        raise FeedError(f"got shape {shown(shape)}; a shape is a list of sizes")
     # what has no entries came in no bytes, whatever its other axes are, and each row of it is computed
     if math.prod(n or 1 for n in shape) * spec.dtype.itemsize >= (most if 0 in shape else MOST):
         raise FeedError(f"got a shape of {len(shape)} axes that no memory holds")
@@ -146,7 +151,7 @@ def _tensor(entry: Any, spec: Spec, rest: memoryview, most: int) -> tuple[Array,
     nbytes = math.prod(shape) * spec.dtype.itemsize
     if type(size) is not int or size != nbytes or size > len(rest) or "data" in entry:
         raise FeedError(
-            f"got shape {shape}, which is {nbytes} bytes; binary_data_size is {size!r:.80}, {len(rest)} came"
+            f"got shape {shape}, which is {nbytes} bytes; binary_data_size is {shown(size)}, {len(rest)} came"
         )
     array = np.frombuffer(rest[:size], spec.dtype.newbyteorder("<")).reshape(shape)
     if spec.dtype.kind == "b" and size and array.view(np.uint8).max() > 1:
@@ -156,32 +161,47 @@ def _tensor(entry: Any, spec: Spec, rest: memoryview, most: int) -> tuple[Array,
 
 def _written_out(data: Any, shape: list[int], spec: Spec) -> Array:
     if not isinstance(data, list):
-        raise FeedError(f"got data {data!r:.80}; data is a list, flat or nested")
-    wanted, (first, depth) = RANKS[kind_of(spec.dtype)], _first(data)
-    if depth > MAX_RANK:
-        raise FeedError(f"got data of lists {depth} deep; data is a list, flat or nested as its shape is")
+        raise FeedError(f"got data {shown(data)}; data is a list, flat or nested")
+    wanted, (first, sizes) = RANKS[kind_of(spec.dtype)], _first(data)
+    if len(sizes) > MAX_RANK:
+        raise FeedError(f"got data of lists {len(sizes)} deep; data is a list, flat or nested as its shape is")
+    nested = shape[: shape.index(0) + 1] if 0 in shape else shape  # lists of none have no further axes
+    if sizes not in (nested, [math.prod(shape)]):
+        raise FeedError(f"got shape {shape}, which is {math.prod(shape)} entries, and data {sizes}")
+    entries = _entries(data, sizes)
+    kinds = {type(entry) for entry in entries}
+    if not kinds <= _NUMBERS:
+        others = ", ".join(sorted(kind.__name__ for kind in kinds - _NUMBERS))
+        raise FeedError(f"got data of {others}, as {shown(first)}")
     try:
-        kinds = {type(entry) for entry in np.asarray(data, object).flat}  # of text NumPy makes room for the longest
-        if not kinds <= _NUMBERS:
-            others = ", ".join(sorted(kind.__name__ for kind in kinds - _NUMBERS))
-            raise FeedError(f"got data of {others}, as {first!r:.80}")
-        natural = np.asarray(data)
+        natural = np.asarray(entries)
         if natural.dtype.kind not in RANKS or (natural.size and RANKS[natural.dtype.kind] > wanted):
-            raise FeedError(f"got data of {natural.dtype}, as {first!r:.80}")
+            raise FeedError(f"got data of {natural.dtype}, as {shown(first)}")
         array = narrowed(natural, spec.dtype) if natural.size else natural.astype(spec.dtype)
     except (SpecError, ValueError, OverflowError, TypeError) as error:
         raise FeedError(str(error)) from None
-    if array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
-        raise FeedError(f"got shape {shape}, which is {math.prod(shape)} entries, and data {list(array.shape)}")
     return array.reshape(shape)
 
 
-def _first(data: Any) -> tuple[Any, int]:
-    """What stands first in nested lists, and in how many of them."""
-    depth = 0
-    while isinstance(data, list) and data:
-        data, depth = data[0], depth + 1
-    return data, depth
+def _first(data: Any) -> tuple[Any, list[int]]:
+    """What stands first in nested lists, and how long each of those is in which it does."""
+    sizes = []
+    while isinstance(data, list):
+        sizes.append(len(data))
+        if not data:
+            break
+        data = data[0]
+    return data, sizes
+
+
+def _entries(data: list[Any], sizes: list[int]) -> list[Any]:
+    """What is in lists that are nested, all as long as the first. In loops of Python, where others have their turn."""
+    for size in sizes[1:]:
+        for part in data:
+            if not isinstance(part, list) or len(part) != size:
+                raise FeedError(f"got data in which {shown(part)} stands where a list of {size} belongs")
+        data = [entry for part in data for entry in part]
+    return data
 
 
 def _wanted(request: Any, model: Model) -> dict[str, bool]:
@@ -193,7 +213,7 @@ def _wanted(request: Any, model: Model) -> dict[str, bool]:
         entry = _object(item, "an output")
         name = entry.get("name")
         if not isinstance(name, str) or name not in model.outputs:
-            raise FeedError(f"the model has no output {name!r:.200}; it has {', '.join(model.outputs)}")
+            raise FeedError(f"the model has no output {shown(name)}; it has {', '.join(model.outputs)}")
         found[name] = _parameters(entry).get("binary_data", every) is True
     return found
 
@@ -226,14 +246,14 @@ def _parameters(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _object(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise FeedError(f"{what} is an object of JSON, got {value!r:.80}")
+        raise FeedError(f"{what} is an object of JSON, got {shown(value)}")
     return value
 
 
 def _list(value: dict[str, Any], key: str) -> list[Any]:
     found = value.get(key)
     if not isinstance(found, list):
-        raise FeedError(f"the request's {key!r} are a list, got {found!r:.80}")
+        raise FeedError(f"the request's {key!r} are a list, got {shown(found)}")
     return found
 
 

@@ -14,7 +14,7 @@ from serving_world import asking, doubling, frozen
 
 from flowrt.base.errors import FeedError
 from flowrt.base.spec import NAMES, as_dtype, is_float
-from flowrt.serving.protocol import LONG, PIECE, Inquiry, datatype_of, described, read, written
+from flowrt.serving.protocol import LONG, MARKS, PIECE, Inquiry, datatype_of, described, read, written
 
 MODEL = doubling()
 ROW = np.arange(8, dtype="float32")[None]
@@ -188,6 +188,44 @@ def test_lists_in_lists_are_no_deeper_than_a_shape(depth: int) -> None:
     body = given_as(data=0).replace(b'"data": 0', b'"data": ' + b"[" * depth + b"0" + b"]" * depth)
     with pytest.raises(FeedError, match=f"lists {depth} deep; data is a list, flat or nested"):
         read(body, None, MODEL)
+
+
+@pytest.mark.parametrize("mark", ["[]", "{}", '""'])
+def test_a_request_of_more_lists_than_are_read_at_once_is_refused_before_it_is_read(
+    mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = given_as(data=0).replace(b'"data": 0', b'"data": [' + b",".join([mark.encode()] * MARKS) + b"]")
+    monkeypatch.delattr("json.loads")
+    with pytest.raises(FeedError, match=f"more than {MARKS} lists, objects and quotes; give data flat, or as bytes"):
+        read(body, None, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "text"),
+    [
+        ([1, 8], [[]] * 8, r"which is 8 entries, and data \[8, 0\]"),
+        ([1, 8], [None] * 9, r"which is 8 entries, and data \[9\]"),
+        ([1, 8], [[0] * 9], r"which is 8 entries, and data \[1, 9\]"),
+        ([2, 8], [[0] * 8, []], r"got data in which \[\] stands where a list of 8 belongs"),
+        ([2, 8], [[0] * 8, 3], r"got data in which 3 stands where a list of 8 belongs"),
+        ([2, 8], [[0] * 8, [0] * 7 + [[]]], "got data of list, as 0"),
+    ],
+)
+def test_what_cannot_be_the_tensor_is_refused_before_an_array_is_made(
+    shape: list[int], data: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("numpy.asarray")
+    with pytest.raises(FeedError, match=text):
+        read(given_as(shape=shape, data=data), None, MODEL)
+
+
+def test_nested_lists_are_read_as_flat_ones() -> None:
+    model = frozen(lambda x: x, shape=(None, None, 2))
+    for shape in ((2, 3, 2), (0, 3, 2), (3, 0, 2)):
+        array = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+        for data in (array.tolist(), array.reshape(-1).tolist()):
+            asked = read(given_as(shape=list(shape), data=data), None, model)
+            np.testing.assert_array_equal(asked.values["x"], array)
 
 
 def test_metadata_say_what_a_model_takes() -> None:
