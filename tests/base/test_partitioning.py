@@ -52,8 +52,9 @@ def test_each_piece_is_a_shard_with_its_rows_and_slots_are_split_alike() -> None
     table = Partition("w", fr.Spec("float32", (5, 2)), (0, 2, 5), ("w/part_0", "w/part_1"))
     assert list(table.pieces()) == [("w/part_0", 0, 2), ("w/part_1", 2, 5)]
     assert table.spec_of(2, 5) == fr.Spec("float32", (3, 2))
-    slot = table.beside("momentum")
+    slot = table.beside("momentum", np.dtype("float64"))
     assert slot.name == "w/momentum"
+    assert slot.spec_of(2, 5) == fr.Spec("float64", (3, 2))
     assert list(slot.pieces()) == [("w/part_0/momentum", 0, 2), ("w/part_1/momentum", 2, 5)]
 
 

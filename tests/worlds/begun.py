@@ -24,7 +24,6 @@ def main(address, *arguments):  # untyped: to import `typing` would take as long
     request = marshal.dumps(told)
     if len(request) > LARGEST:
         begin(arguments)
-    server.sendmsg([request], [(SOL_SOCKET, SCM_RIGHTS, files)])
 
     def pass_on(number, _):
         try:
@@ -34,6 +33,7 @@ def main(address, *arguments):  # untyped: to import `typing` would take as long
 
     for number in set(PASSED_ON).difference(ignored):
         signal(number, pass_on)
+    server.sendmsg([request], [(SOL_SOCKET, SCM_RIGHTS, files)])  # from now on it may be there, and be interrupted
     answer = server.recv(8)
     if answer == REFUSED:
         begin(arguments)

@@ -27,6 +27,7 @@ MAKERS = (
     "flowrt.kernels.emit.lowering",
     "flowrt.kernels.emit.pipeline",
     "flowrt.kernels.emit.roundings",
+    "flowrt.kernels.emit.halves",
     "flowrt.kernels.emit.processor",
     "flowrt.kernels.emit.elementwise",
     "flowrt.kernels.emit.odometer",

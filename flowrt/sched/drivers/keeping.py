@@ -308,7 +308,7 @@ class Keeping:
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _take(self, asked: Take) -> bool:
-        host, specs = self._host, {(v[0], v[1]): Spec(v[2], tuple(v[3])) for v in asked.variables}
+        host, specs = self._host, _specs_of(asked)
         variables, names = host.variables, frozenset(specs)
         for name, spec in specs.items():
             variables.declare(name, spec)
@@ -390,6 +390,14 @@ def _verify(asked: Verify, going: Callable[[], bool]) -> bool:
         parts = [Range(*part) for part in ranges]
         check(store, asked.folder, File(name, nbytes, 0, ""), parts, going)
     return True
+
+
+def _specs_of(asked: Take) -> dict[Name, Spec]:
+    """The variables that are to be given values. Raises `InternalError` where they are none."""
+    try:
+        return {(container, name): Spec(dtype, tuple(dims)) for container, name, dtype, dims, _ in asked.variables}
+    except (TypeError, ValueError, OverflowError):
+        raise InternalError("what is to be given values is no variables") from None
 
 
 def _take(asked: Take, values: dict[Name, Any], going: Callable[[], bool]) -> bool:

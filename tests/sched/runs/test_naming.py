@@ -39,7 +39,8 @@ async def test_a_batch_whose_rows_cannot_be_named_fails_the_version_that_it_is_f
     )  # fmt: skip
     way = RecordingWay()
     plan: Any = SimpleNamespace(plan=SimpleNamespace(feeds=()))
-    replica = Replica(role, plan, plan, way)  # type: ignore[arg-type]
+    feedback: Any = SimpleNamespace(counted=-1)
+    replica = Replica(role, plan, plan, way, feedback)  # type: ignore[arg-type]
     if told_first:
         replica.hear(NewVersion(0, 7, 0, 0, 0, False, 7, ()))
     replica.hear(Batch(0, 0, 1, ()))
