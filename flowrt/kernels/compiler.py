@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import select
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, TypeAlias
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
 from flowrt.base.errors import FlowrtError
@@ -21,6 +23,7 @@ from flowrt.kernels.store.names import remember
 from flowrt.kernels.store.objects import is_stored
 from flowrt.kernels.store.parts import PART, part_code, part_symbol, requested_part
 
+Order: TypeAlias = tuple[str | None, Callable[[], Any]]  # the symbol that it has here, and what compiles it
 NICE = 10
 IDLE_SECONDS = 30.0
 
@@ -41,52 +44,55 @@ def main() -> None:
 
 def carry_out(symbol: str, request: str) -> str:
     """Compile one order; what went wrong, or nothing."""
-    kinds = {LOOP: _compile_loop, ENTRY: _compile_entry, PART: _compile_part}
-    compile_ordered = next((kinds[kind] for kind in kinds if request.startswith(kind)), _compile_fused)
+    kinds = {LOOP: _loop, ENTRY: _entry, PART: _part}
+    ordered = next((kinds[kind] for kind in kinds if request.startswith(kind)), _fused)
     try:
-        if not compile_ordered(symbol, request):
+        found, compile_it = ordered(request)
+        if found != symbol:
             return "the parent's kernels differ from these"
+        compile_it()
     except (FlowrtError, ValueError, TypeError, LookupError) as error:
         return " ".join(str(error).split()) or repr(error)
     return "" if is_stored(symbol) else "the cache cannot be written"
 
 
-def _compile_fused(symbol: str, request: str) -> bool:
-    """Whether that symbol is what is asked for; if so, it and what it needs is now compiled, and known by its name."""
+# ── what is ordered ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _fused(request: str) -> Order:
+    """With what it needs; known by its name afterwards."""
     variant, *ends = ordered_variants(request)
-    if found_symbol(variant) != symbol:
-        return False
-    for each in (*ends, variant):
-        entry_address(each)
-    name = name_of(variant)
-    if name is not None:
-        remember(cache_folder(), name, symbol)
-    return True
+    symbol = found_symbol(variant)
+
+    def compile_it() -> None:
+        for each in (*ends, variant):
+            entry_address(each)
+        name = name_of(variant)
+        if name is not None:
+            remember(cache_folder(), name, symbol)
+
+    return symbol, compile_it
 
 
-def _compile_loop(symbol: str, request: str) -> bool:
+def _loop(request: str) -> Order:
     program = read_program(request.removeprefix(LOOP))
-    if found_loop_symbol(program) != symbol:
-        return False
-    scalar_loop_address(program)
-    remember(cache_folder(), program.text(), symbol)
-    return True
+    symbol = found_loop_symbol(program)
+
+    def compile_it() -> None:
+        scalar_loop_address(program)
+        remember(cache_folder(), program.text(), symbol)
+
+    return symbol, compile_it
 
 
-def _compile_entry(symbol: str, request: str) -> bool:
+def _entry(request: str) -> Order:
     variant = requested(request)
-    if found_symbol(variant) != symbol:
-        return False
-    variant_code(variant)
-    return True
+    return found_symbol(variant), lambda: variant_code(variant)
 
 
-def _compile_part(symbol: str, request: str) -> bool:
+def _part(request: str) -> Order:
     part = requested_part(request)
-    if part_symbol(part) != symbol:
-        return False
-    part_code(part)
-    return True
+    return part_symbol(part), lambda: part_code(part)
 
 
 if __name__ == "__main__":

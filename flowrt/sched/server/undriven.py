@@ -140,8 +140,9 @@ class Undriven(Coordination):
         self.client_gone()  # the one before
         self._attachment += 1
         first, dropped = self._detached.attach()
-        over, how = self.over.is_set(), (self._detached.terms.compression, self._role.version)
-        return self._attachment, first, dropped, *(((), ()) if over else (tuple(self._incarnations), self._lost)), *how
+        incarnations, lost = ((), ()) if self.over.is_set() else (tuple(self._incarnations), self._lost)
+        compression, begun = self._detached.terms.compression, self._role.version
+        return self._attachment, first, dropped, incarnations, lost, compression, begun
 
     def client_gone(self) -> None:
         """It goes on without, if all had begun."""

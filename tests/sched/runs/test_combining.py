@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
@@ -15,7 +15,6 @@ import flowrt as fr
 from flowrt.base.errors import SpecError
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.ops.updates.combining import BLOCK
-from flowrt.sched.drivers.tasks import Tasks
 from flowrt.sched.drivers.way import Way
 from flowrt.sched.host.host import Host
 from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil
@@ -25,15 +24,6 @@ from flowrt.sched.server.combining import INLINE_BYTES, Combiner
 Array = np.ndarray[Any, Any]
 SHAPES: list[tuple[int, ...]] = [(), (0, 3), (1,), (7, 5), (2 * BLOCK,), (BLOCK + 1,)]
 LARGE = [(3, INLINE_BYTES // 8 + 17), (5,)]  # computed in lanes
-
-
-@pytest.fixture(params=[1, 3])
-async def way(request: pytest.FixtureRequest) -> AsyncIterator[Way]:
-    host, tasks = Host(threads=request.param), Tasks()
-    async with asyncio.timeout(60):
-        yield Way(host, "epoch", 1, 0, tasks, lambda peer, epoch, message: None)
-    await tasks.aclose()
-    await host.aclose()
 
 
 async def combined(combiner: Combiner, updates: Sequence[Any], weights: Any = None) -> list[Array]:

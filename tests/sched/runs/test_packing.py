@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,22 +24,13 @@ from flowrt.sched.drivers.packing import (
     shares,
     unpacked_now,
 )
-from flowrt.sched.drivers.tasks import Tasks
-from flowrt.sched.drivers.way import Way
-from flowrt.sched.host.host import Host
+
+if TYPE_CHECKING:
+    from flowrt.sched.drivers.way import Way
 
 Array = np.ndarray[Any, Any]
 LARGE = INLINE_BYTES // 4 + 17  # numbers that are packed in lanes
 SHAPES: list[tuple[int, ...]] = [(), (0, 3), (1,), (7, 5), (BLOCK,), (BLOCK + 1,), (3, BLOCK)]
-
-
-@pytest.fixture(params=[1, 3])
-async def way(request: pytest.FixtureRequest) -> AsyncIterator[Way]:
-    host, tasks = Host(threads=request.param), Tasks()
-    async with asyncio.timeout(60):
-        yield Way(host, "epoch", 1, 0, tasks, lambda peer, epoch, message: None)
-    await tasks.aclose()
-    await host.aclose()
 
 
 class Made:
