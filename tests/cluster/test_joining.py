@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from process_world import begun_node
+from process_world import begun_node, until_lost
 from test_ranges_of_replicas import WORKERS, batches, trainer_of
 
 import flowrt as fr
@@ -132,7 +132,7 @@ async def test_a_node_that_is_added_trains_in_the_running_iteration_and_one_that
             step, w = await session.run([trainer.step, trainer.variables[0]])
             assert (w == -step).all()
         async with fr.Session(graph, cluster=cluster) as session:
-            assert session.lost == frozenset()
+            await until_lost(session._open_here())  # who answers late on a busy machine comes later
         with pytest.raises(GraphError, match="worker/task:7 is not in the cluster"):
             await cluster.remove("/job:worker/task:7")
 

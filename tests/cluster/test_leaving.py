@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from process_world import until_lost
 from test_ranges_of_replicas import WORKERS, Heard, batches, heard, trainer_of
 
 import flowrt as fr
@@ -50,12 +51,10 @@ async def test_a_worker_that_is_told_to_end_loses_no_batch_and_one_that_comes_ag
                 if report.step == 5:
                     cluster.processes[WORKERS[1]].terminate()
                     assert await cluster.processes[WORKERS[1]].wait() == 0
-                    while not session.lost:
-                        await session._open_here().wait_changed(session.lost, frozenset())
+                    await until_lost(session._open_here(), WORKERS[1])
                 if report.step == 10:
                     await cluster.respawn(WORKERS[1])
-                    while session.lost:
-                        await session._open_here().wait_changed(session.lost, frozenset())
+                    await until_lost(session._open_here())
             assert {(0, 1), (0,)} == {*kept}
             assert (0, 1) in kept[10:], "it takes part again"
             w = await session.run(trainer.variables[0])

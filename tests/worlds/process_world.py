@@ -56,6 +56,12 @@ async def ended(process: int) -> None:
         os.close(process)
 
 
+async def until_lost(master: Any, *tasks: str) -> None:
+    """Wait until a master, or the runner of a session, has lost these tasks and no others."""
+    while master.lost != {*tasks}:
+        await master.wait_changed(master.lost, master.suspects)
+
+
 def alive(pid: int) -> bool:
     """Whether the process runs; one that has ended and that nobody asked after does not."""
     try:
