@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import pty
 import re
@@ -209,6 +210,7 @@ def test_a_terminal_shows_a_bar_until_the_work_is_over() -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> compiling._Count:
     count = compiling._Count()
     monkeypatch.setattr(compiling, "_count", count)
+    monkeypatch.setattr(compiling, "PAUSE", math.inf)  # whatever follows does so closely
     monkeypatch.setenv("FLOWRT_QUIET", "1")
     return count
 

@@ -58,6 +58,14 @@ print(run_kernel("test_asked", [np.float32([-1, 2])], [Spec("float32", (2,))], {
 print("numba" in sys.modules, flush=True)
 """
 
+STAYING = """
+import logging, sys
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+stays = logging.Handler()
+stays.emit = lambda record: sys.stdin.read()  # once it has said what it is about to compile
+logging.getLogger().addHandler(stays)
+"""
+
 
 class Process:
     """A Python process that prints lines; killed at the end of the test."""
@@ -124,7 +132,7 @@ def test_five_processes_that_want_a_kernel_compile_it_once(folder: Path) -> None
 
 
 def test_a_process_killed_while_it_compiles_is_followed_by_the_next(folder: Path) -> None:
-    with Process(ASK) as first:
+    with Process(STAYING + ASK) as first:
         said = first.line()
         first.kill()
     assert said.startswith("compiling flowrt_test_asked_")

@@ -91,6 +91,7 @@ async def test_values_that_wait_for_room_in_a_queue_or_for_another_value_take_no
         fr.LocalCluster(ps=1, worker=2) as cluster,
         fr.Session(program.graph, cluster=cluster) as session,
     ):
+        await session.run(program.local, {program.s: 0.0})  # what is compiled then takes memory, too
         data, one = {program.x: np.ones(SIZE)}, {program.s: 1.0}
         for what, feeds, consume, its in (
             (program.feed, data, program.take, {}),
@@ -119,7 +120,7 @@ async def test_values_for_a_task_that_is_stopped_take_no_more_than_their_credit(
         fr.LocalCluster(ps=1, worker=2) as cluster,
         fr.Session(program.graph, cluster=cluster) as session,
     ):
-        await session.run(program.read, one)
+        await session.run([program.read, program.local], one)
         memory, reader = Memory(cluster), cluster.processes[READER].pid
         runs = await begun(session, program, program.read, one) if asked else []
         os.kill(reader, signal.SIGSTOP)

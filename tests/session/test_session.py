@@ -11,6 +11,7 @@ import pytest
 from session_world import assert_quiet, cancel_everywhere, every_way, host_of, lanes, until, world_checked, world_slow
 
 import flowrt as fr
+from flowrt.kernels.store.background import wait_compiled
 from flowrt.session.session import MAX_STEPS, YIELD_EVERY
 
 Pair = namedtuple("Pair", "left right")
@@ -515,6 +516,8 @@ async def test_two_thousand_steps_leave_memory_tasks_and_threads_flat() -> None:
                 await session.run(y, {x: np.zeros(1 + i % 3, np.float32)})
                 await step(np.zeros(1 + i % 3, np.float32))
 
+        await many(100)
+        assert wait_compiled(100)  # what is fused then is larger, once
         await many(100)
         tasks, threads = len(asyncio.all_tasks()), len(threading.enumerate())
         tracemalloc.start()
