@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from importlib.util import find_spec
 from typing import Any
@@ -16,6 +17,7 @@ if not all(map(find_spec, ("sklearn", "rich"))):  # found, not imported: the scr
     pytest.skip("scikit-learn and rich are not installed", allow_module_level=True)
 
 SCRIPT = ROOT / "scripts" / "digits.py"
+SLOW = re.compile(r" is (slow|frozen|suspect|alive): | as fast as usual again, by ")
 
 
 async def start(*arguments: str) -> asyncio.subprocess.Process:
@@ -27,6 +29,11 @@ async def answer(*arguments: str) -> tuple[int | None, str, str]:
     process = await start(*arguments)
     out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
+
+
+def said(err: str) -> list[str]:
+    """The lines that do not tell of who is slow or silent, as on a busy machine anybody may be."""
+    return [line for line in err.splitlines() if not SLOW.search(line)]
 
 
 def figures(out: str) -> dict[str, Any]:
@@ -46,8 +53,7 @@ async def test_here_it_learns_to_read_digits() -> None:
 async def test_on_nodes_it_shows_progress_then_a_table_then_the_line() -> None:
     options = "--replicas", "3", "--steps", "200", "--slow", "worker:1=5"
     status, out, err = await answer(*options, "--policy", "first")
-    said = [line for line in err.splitlines() if " is slow: " not in line]  # replica 1, and who a busy machine slows
-    assert (status, said) == (0, [])
+    assert (status, said(err)) == (0, [])
     assert "step  200 of 200" in out
     assert "late: 1" in out
     assert "median step" in out
@@ -66,7 +72,7 @@ async def test_interrupted_it_ends_quietly_and_its_nodes_with_it() -> None:
         assert process.returncode is None
     process.send_signal(signal.SIGINT)
     _, err = await process.communicate()
-    assert (process.returncode, err) == (130, b"")
+    assert (process.returncode, said(err.decode())) == (130, [])
 
 
 @pytest.mark.parametrize(

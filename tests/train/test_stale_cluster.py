@@ -61,19 +61,18 @@ async def test_what_a_slow_replica_computes_counts_where_updates_are_applied_as_
         fr.LocalCluster(ps=2, worker=3, delays={SLOW: "0.05"}) as cluster,
         fr.Session(graph, cluster=cluster) as session,
     ):
-        training, reports = trainer.steps(session, batches()), list[fr.train.StepReport]()
-        while sum(2 in report.kept for report in reports) < 3:
+        training, reports, of_the_slow = trainer.steps(session, batches()), list[fr.train.StepReport](), list[int]()
+        while len(of_the_slow) < 3 or max(of_the_slow) < 2:  # others may be as slow for a while
             reports.append(await anext(training))
+            of_the_slow = [report.staleness[0] for report in reports if report.kept == (2,)]
         answer = await predict(session, {"x": X})
         await training.aclose()
     np.testing.assert_allclose(answer, replayed(reports, lambda stale: [1 / (1 + stale[0])]), rtol=1e-3, atol=1e-5)
     assert all(len(report.kept) == 1 and not report.late and not report.lost for report in reports)
-    assert max(report.staleness[0] for report in reports if report.kept == (2,)) > 1
     assert reports[-1].loss < reports[0].loss
     slow = trainer.statistics().replicas[2]
-    stale = [report.staleness[0] for report in reports if report.kept == (2,)]
-    assert (slow.kept, slow.late, slow.max_staleness) == (len(stale), 0, max(stale))
-    assert slow.mean_staleness == pytest.approx(np.mean(stale))
+    assert (slow.kept, slow.late, slow.max_staleness) == (len(of_the_slow), 0, max(of_the_slow))
+    assert slow.mean_staleness == pytest.approx(np.mean(of_the_slow))
 
 
 @pytest.mark.timeout(120)
@@ -85,6 +84,8 @@ async def test_nobody_gets_further_ahead_of_the_slowest_than_the_bound() -> None
     ):
         training = trainer.steps(session, batches())
         reports = [await anext(training) for _ in range(30)]
+        while not any(2 in report.staleness for report in reports):  # as where nobody is quick
+            reports.append(await anext(training))
         answer = await predict(session, {"x": X})
         await training.aclose()
 
