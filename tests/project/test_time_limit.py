@@ -48,13 +48,14 @@ async def test_that_waits(closed):
     await never()
 """
 AFTER = """
+@pytest.mark.timeout(40)
 async def test_after():
     await asyncio.sleep(0)
 """
 
 
 def run(folder: Path, test: str) -> str:
-    """What pytest says of a file with that test, which may take a second, and one after it."""
+    """What pytest says of a file with that test, which may take a second, and one after it, which may take longer."""
     (folder / "test_hanging.py").write_text(BUSY + test + AFTER)
     options = "-p", "time_limit", "-o", "asyncio_mode=auto", "--timeout", "1", "-p", "no:cacheprovider"
     given = {**os.environ, "PYTHONPATH": str(TESTS / "worlds")}

@@ -57,7 +57,7 @@ async def test_it_serves_files_by_name_and_ends_when_it_is_told_to(tmp_path: Pat
 async def test_what_was_asked_before_the_signal_is_answered(tmp_path: Path) -> None:
     doubling().save(tmp_path / "m.flowrt")
     async with (
-        started(str(tmp_path / "m.flowrt"), "--max-delay", "300ms") as (process, port),
+        started(str(tmp_path / "m.flowrt"), "--max-delay", "3s") as (process, port),
         client_of(port) as client,
     ):
         asked = [asyncio.ensure_future(client.infer(X[i : i + 1])) for i in range(8)]
