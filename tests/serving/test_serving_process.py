@@ -54,6 +54,7 @@ async def test_it_serves_files_by_name_and_ends_when_it_is_told_to(tmp_path: Pat
         assert (await process.stderr.read()) == b""
 
 
+@pytest.mark.usefixtures("interruptible")
 async def test_what_was_asked_before_the_signal_is_answered(tmp_path: Path) -> None:
     doubling().save(tmp_path / "m.flowrt")
     async with (

@@ -7,8 +7,9 @@ kills it kills the program too, which may be there for a moment longer.
 import marshal
 import os
 import sys
-from _signal import SIG_DFL, SIG_IGN, SIGINT, SIGKILL, SIGTERM, getsignal, signal
+from _signal import SIG_DFL, SIG_IGN, SIGINT, SIGKILL, SIGTERM, getsignal, set_wakeup_fd, signal
 from _socket import AF_UNIX, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket
+from select import POLLIN, poll
 
 PASSED_ON = (SIGINT, SIGTERM)
 LARGEST = 1 << 17  # bytes of what a program is told, its variables among it
@@ -25,15 +26,15 @@ def main(address, *arguments):  # untyped: to import `typing` would take as long
     if len(request) > LARGEST:
         begin(arguments)
 
-    def pass_on(number, _):
-        try:
-            server.send(bytes([number]))
-        except OSError:  # it has just ended
-            return
-
+    server.setblocking(False)
+    set_wakeup_fd(server.fileno())  # Python's own handler writes the number there, in whichever call it finds this
     for number in set(PASSED_ON).difference(ignored):
-        signal(number, pass_on)
+        signal(number, lambda *_: None)
     server.sendmsg([request], [(SOL_SOCKET, SCM_RIGHTS, files)])  # from now on it may be there, and be interrupted
+    answered = poll()
+    answered.register(server, POLLIN)
+    answered.poll()
+    set_wakeup_fd(-1)
     answer = server.recv(8)
     if answer == REFUSED:
         begin(arguments)

@@ -125,7 +125,7 @@ class _Forking:
         with ExitStack() as ours:
             for file in files:
                 ours.callback(os.close, file)
-            if not request:  # who asked is gone
+            if len(request) < 2:  # who asked is gone, or was told to end before
                 asked.close()
                 return None
             told = marshal.loads(request)
