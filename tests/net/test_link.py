@@ -158,6 +158,39 @@ async def test_what_is_asked_for_ahead_may_be_pushed_before_and_after_the_peers_
 
 
 @on_both_loops
+async def test_a_pull_that_was_given_up_lays_no_claim_to_what_comes_later() -> None:
+    here, there = store(), store()
+    offer(there, dict.fromkeys((1, 2), SMALL))
+    async with linked(here, there) as link:
+        given_up = asyncio.create_task(link.pull(KEY, 7, Spec("uint8", (8,))))
+        await link.pull(KEY, 1, Spec("uint8", (SMALL,)))  # behind which it has asked
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        await link.pull(KEY, 2, Spec("uint8", (SMALL,)))
+        again = asyncio.create_task(link.pull(KEY, 7, Spec("uint8", (8,))))
+        await there.rendezvous.send(KEY, 7, np.full(8, 7, np.uint8))
+        assert (await again == 7).all()
+
+
+@on_both_loops
+async def test_no_peer_has_more_pulls_unanswered_than_there_may_be() -> None:
+    here, there = store(), store()
+    offer(there, {1: SMALL})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flowrt.net.link.MAX_PULLS", 3)
+        async with linked(here, there) as link, asyncio.TaskGroup() as tasks:
+
+            def ask(edge: int) -> asyncio.Task[LinkBroken]:
+                return tasks.create_task(failure_of(link.pull(KEY, edge, Spec("uint8", (8,)))))
+
+            waiting = [ask(7), ask(8)]
+            await link.pull(KEY, 1, Spec("uint8", (SMALL,)))  # one that is answered counts no more
+            waiting += [ask(9), ask(10)]
+            for each in waiting:
+                assert "broke" in str(await each)
+
+
+@on_both_loops
 async def test_a_value_of_fewer_bytes_than_none_breaks_the_link_and_takes_no_room() -> None:
     for said in (TooLarge(0, -1), Announce(*KEY, 1, -1)):
         here = store()

@@ -82,3 +82,29 @@ def test_distances_and_angles_have_slopes_of_any_size(size: str, dtype: str) -> 
     np.testing.assert_allclose([along, across], [cosines, sines], rtol=1e-6, atol=none)
     np.testing.assert_allclose(turn_y, cosines / length, rtol=1e-6, atol=none)
     np.testing.assert_allclose(turn_x, -np.array(sines) / length, rtol=1e-6, atol=none)
+
+
+CORNERS: dict[str, tuple[Any, tuple[float, ...], tuple[float, ...]]] = {  # of what, where, and the slopes there
+    "maximum of equal ones": (fr.maximum, (2, 2), (1, 0)),
+    "minimum of equal ones": (fr.minimum, (2, 2), (1, 0)),
+    "what lies on a bound": (lambda x, low: fr.clip(x, low, 3), (2, 2), (1, 0)),
+    "the largest of equal ones": (lambda *xs: fr.max(fr.stack(xs)), (2, 2, 1), (0.5, 0.5, 0)),
+    "relu at 0": (fr.nn.relu, (0,), (0,)),
+    "abs at 0": (fr.abs, (0,), (0,)),
+    "0 to the power 0": (fr.pow, (0, 0), (0, 0)),
+    "0 to the power 1": (fr.pow, (0, 1), (1, 0)),
+    "remainder": (fr.remainder, (7.5, 2), (1, -3)),
+    "remainder of less than 0": (fr.remainder, (-7.5, 2), (1, 4)),
+    "remainder of a divisor less than 0": (fr.remainder, (7.5, -2), (1, 4)),
+}
+
+
+def test_slopes_at_corners_are_those_that_are_documented() -> None:
+    with fr.Graph() as graph:
+        xs = {name: [fr.placeholder("float64", ()) for _ in at] for name, (_, at, _) in CORNERS.items()}
+        made = {name: fr.gradients(CORNERS[name][0](*each), each) for name, each in xs.items()}
+    feeds = {x: value for name, each in xs.items() for x, value in zip(each, CORNERS[name][1], strict=True)}
+    with fr.BlockingSession(graph) as session:
+        found = session.run(made, feeds)
+    for name, (_, at, wanted) in CORNERS.items():
+        np.testing.assert_array_equal(found[name], wanted, err_msg=f"{name} at {at}")

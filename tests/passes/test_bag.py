@@ -47,6 +47,7 @@ def test_rows_that_someone_else_reads_and_other_sums_stay_apart() -> None:
         column = fr.sum(fr.take(feeds[0], feeds[1] % 5, axis=1), axis=2)
         counts = fr.sum(fr.take(fr.astype(feeds[0], "int32"), feeds[1]), axis=1)
     assert sorted(ops_of([mean, rows], feeds)) == ["mean", "take"]
+    assert ops_of([rows], feeds) == ["take"]
     assert ops_of([mean], feeds, [rows.op]) == ["take", "mean"]
     assert sorted(ops_of([mean, fr.sum(rows, axis=1)], feeds)) == ["mean", "sum", "take"]
     for other in (*others, column, counts):
@@ -61,9 +62,11 @@ def test_what_waits_for_the_rows_waits_for_the_bag() -> None:
         write = v.assign(np.zeros((9, 5), np.float32))
         with fr.control_dependencies([write]):
             mean = fr.mean(rows, axis=1)  # the write waits for the rows, and this waits for the write
-        plain = fr.mean(fr.take(v, ids), axis=1)
+        plain = fr.mean(fr.take(v, ids % 5), axis=1)
     assert "bag" not in ops_of([mean], [ids])
     assert "bag" in ops_of([plain], [ids], [write])
+    both = [op for op in ops_of([mean, plain], [ids]) if op in ("bag", "mean", "take")]
+    assert sorted(both) == ["bag", "mean", "take"]
 
 
 async def test_bags_compute_what_rows_and_their_mean_do() -> None:

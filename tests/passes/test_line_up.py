@@ -10,8 +10,10 @@ import pytest
 from step_world import CPU, everywhere
 
 import flowrt as fr
+from flowrt.base.device import Device
 from flowrt.passes import compile_step
 
+GPU = Device("local", 0, "cuda", 0)
 N = 64
 
 
@@ -27,11 +29,18 @@ LOOPS: dict[str, tuple[Callable[[Any, Any], Any], tuple[int, ...], tuple[int, ..
     "a column": (lambda m, v: repeated(lambda v: fr.tanh(m @ v), v), (N, N), (N, 1), True),
     "a vector": (lambda m, v: repeated(lambda v: fr.tanh(m @ v), v), (N, N), (N,), True),
     "a row": (lambda m, v: repeated(lambda v: fr.tanh(v @ m), v), (N, N), (1, N), True),
+    "rows of a batch": (lambda m, v: repeated(lambda v: fr.tanh(v @ m), v), (N, N), (2, 1, N), True),
     "a loop in a loop": (nested, (N, N), (N, 1), True),
     "many columns": (lambda m, v: repeated(lambda v: fr.tanh(m @ v), v), (N, N), (N, 9), False),
+    "many rows": (lambda m, v: repeated(lambda v: fr.tanh(v @ m), v), (N, N), (9, N), False),
+    "matrices of a scan": (lambda m, v: fr.scan(lambda v, m: (fr.tanh(m @ v), v), v, m)[0], (3, N, N), (N, 1), False),
     "a small matrix": (lambda m, v: repeated(lambda v: fr.tanh(m @ v), v), (8, 8), (8, 1), False),
     "what is computed": (lambda m, v: repeated(lambda v: fr.tanh((m + m) @ v), v), (N, N), (N, 1), False),
     "rows of a scan": (lambda m, v: fr.scan(lambda v, row: (fr.tanh(v * row), v), v, m)[0], (N, N), (N,), False),
+    "as little as is worth it": (lambda m, v: repeated(lambda v: fr.tanh(m @ v), v), (32, 32), (32, 1), True),
+    "as much as is worth it": (lambda m, v: repeated(lambda v: fr.tanh(m @ v), v), (1024, 1024), (1024, 1), True),
+    "more than that": (lambda m, v: repeated(lambda v: fr.tanh(m @ v), v), (1025, 1025), (1025, 1), False),
+    "a long vector": (lambda m, v: repeated(lambda s: fr.tanh(v @ (m * s)), v), (1024, 1024), (1024,), False),
     "no loop": (lambda m, v: m @ v, (N, N), (N, 1), False),
 }
 
@@ -69,3 +78,15 @@ def test_iterations_compute_the_same_on_a_matrix_that_begins_anywhere() -> None:
     np.testing.assert_allclose(found[0], want, rtol=1e-4, atol=1e-6)
     for other in found:
         np.testing.assert_array_equal(other, found[0])
+
+
+def test_each_loop_has_a_copy_of_each_matrix_beside_it() -> None:
+    with fr.Graph() as graph:
+        one, other, v = (fr.placeholder("float32", dims) for dims in ((N, N), (N, N), (N, 1)))
+        first = repeated(lambda v: fr.tanh(one @ v + other @ v), v)
+        last = repeated(lambda v: fr.tanh(one @ v), first)
+    for device, many in ((CPU, 3), (GPU, 0)):
+        made = compile_step(graph, [last], [], [one, other, v], devices=[CPU, GPU], default=device, supports=everywhere)
+        (plan,) = made.plans.values()
+        copies = [node for node in plan.nodes if node.op == "concat"]
+        assert sorted(node.inputs for node in copies) == [(0,), (0,), (1,)][:many]

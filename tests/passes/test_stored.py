@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from step_world import CPU, everywhere
+from step_world import CPU
 
 import flowrt as fr
 from flowrt.base.device import Device
@@ -19,11 +19,15 @@ GPU = Device.parse(str(CPU).replace("cpu:0", "cuda:0"))
 KINDS = ("bfloat16", "float16")
 
 
+def on_these(op: str, dtypes: Sequence[Any], kind: str) -> bool:
+    return kind in ("cpu", "cuda")
+
+
 def without_bits(op: str, dtypes: Sequence[Any], kind: str) -> bool:
     return not op.startswith("matmul_")
 
 
-def ops_of(fetches: list[Any], feeds: list[Any], device: Device = GPU, supports: Any = everywhere) -> list[str]:
+def ops_of(fetches: list[Any], feeds: list[Any], device: Device = GPU, supports: Any = on_these) -> list[str]:
     """What is done on the device."""
     graph, devices = fetches[0].graph, [CPU, GPU]
     made = compile_step(graph, fetches, (), feeds, devices=devices, default=device, supports=supports)
@@ -54,6 +58,19 @@ def test_so_do_the_products_of_its_gradients(kind: str) -> None:
     found = ops_of(slopes, feeds)
     assert found.count(f"matmul_{kind}") == 3
     assert not {op for op in found if op.startswith("widen") or op == "matmul"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_does_a_product_of_what_is_cast_to_float32_and_to_no_other_float(kind: str) -> None:
+    with fr.Graph():
+        feeds = [placeholder(kind, (3, 4), name="x"), placeholder(kind, (4, 5), name="w")]
+        numbers = [placeholder("int32", (3, 4), name="n"), placeholder("int32", (4, 5), name="m")]
+        wide, large, whole = (
+            fr.astype(x, to) @ fr.astype(y, to)
+            for (x, y), to in ((feeds, "float32"), (feeds, "float64"), (numbers, "float32"))
+        )
+    assert ops_of([wide], feeds) == [f"matmul_{kind}"]
+    assert ops_of([large], feeds) == ops_of([whole], numbers) == ["astype", "astype", "matmul"]
 
 
 def test_who_else_reads_a_widened_operand_keeps_it() -> None:
