@@ -107,7 +107,6 @@ class Ahead:
         """The run is over: give everything back."""
         for goal in [*self._called]:
             self._end(goal)
-        self._off.clear()
         left = sum(self._expected.values()) + sum(self._held.values())
         self._expected.clear()
         self._held.clear()

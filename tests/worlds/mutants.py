@@ -76,7 +76,7 @@ TESTS = {
     "sched/host/orders": ("test_orders",),
     "sched/host/credit": ("test_credit",),
     "sched/alone": ("test_alone",),
-    "sched/ahead": ("test_making_ahead", "test_credit"),
+    "sched/ahead": ("test_making_ahead",),
     "sched/demand": ("test_demand", "test_credit"),
     "sched/replica/local": ("test_local_rounds",),
     "sched/host/snapshots": ("test_snapshots",),
