@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from cluster_plans import CLIENT, PS, WORKERS, Writer
+import pytest
+from cluster_plans import CLIENT, PS, QUEUE, WORKERS, Writer
 
 from flowrt.base.spec import Spec
+from flowrt.base.valueclass import replace
 from flowrt.sched.demand import Demands, find_demands
 from flowrt.sched.units import connect, find_units
 
@@ -12,8 +14,8 @@ LARGE, SMALL = Spec("float64", (513,)), Spec("float64", (512,))  # more than 4 K
 ONE, OTHER = WORKERS
 
 
-def demands(writer: Writer) -> Demands | None:
-    plan = writer.plan()
+def demands(writer: Writer, *fetches: int) -> Demands | None:
+    plan = replace(writer.plan(), fetches=fetches)
     units = find_units(plan, tapes=False)
     assert [unit.nodes for unit in units] == [(n,) for n in range(len(plan.nodes))]
     return find_demands(plan, units, connect(plan, units).topology)
@@ -86,3 +88,42 @@ def test_what_comes_out_of_a_queue_is_not_put_off_for_it_is_gone_from_there() ->
     assert found is not None
     assert (found.goals[2].waits, found.goals[2].makes) == ((0,), (1,))
     assert found.made_for == {1: (2,)}
+
+
+@pytest.mark.parametrize(
+    ("op", "spec", "rows"),
+    [
+        ("enqueue", LARGE, 1),
+        ("enqueue_many", LARGE, 513),
+        ("enqueue_many", Spec("float64", (None, 513)), 1),
+        ("enqueue_many", Spec("float64", None), 1),
+    ],
+    ids=str,
+)
+def test_an_enqueue_is_of_as_many_elements_as_is_known(op: str, spec: Spec, rows: int) -> None:
+    w = Writer(PS)
+    w.node(op, w.recv(0, ONE, spec), resource="q", container="", **QUEUE)
+    found = demands(w)
+    assert found is not None
+    goal = found.goals[1]
+    assert goal.node is not None
+    assert (goal.node.op, goal.rows) == (op, rows)
+
+
+def test_an_effect_that_only_waits_for_a_value_names_no_way_that_it_goes() -> None:
+    w = Writer(PS)
+    w.recv(0, ONE, LARGE)
+    w.node("dequeue", out=SMALL, control=(0,), resource="q", container="", **QUEUE)
+    found = demands(w)
+    assert found is not None
+    assert found.goals[1].node is None
+
+
+def test_what_is_fetched_is_made_for_its_own_sake() -> None:
+    w = Writer(PS)
+    y = w.node("square", w.recv(0, ONE, LARGE), out=LARGE)
+    w.send(w.node("negative", y, out=LARGE), 1, OTHER)
+    for fetches, makes in (((), (0, 1, 2)), ((y,), (2,))):
+        found = demands(w, *fetches)
+        assert found is not None
+        assert found.goals[3].makes == makes

@@ -77,7 +77,7 @@ TESTS = {
     "sched/host/credit": ("test_credit",),
     "sched/alone": ("test_alone",),
     "sched/ahead": ("test_making_ahead",),
-    "sched/demand": ("test_demand", "test_credit"),
+    "sched/demand": ("test_demand",),
     "sched/replica/local": ("test_local_rounds",),
     "sched/host/snapshots": ("test_snapshots",),
     "sched/host/variables": ("test_variables", "test_lending"),
