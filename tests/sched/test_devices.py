@@ -431,6 +431,37 @@ async def test_whatever_a_driver_raises_becomes_an_error_that_names_the_op_and_t
         fr.devices.register("arena", arena.ArenaKind)
 
 
+@pytest.mark.parametrize(
+    ("name", "after", "says"),
+    [
+        ("allocate", 0, "2 launches from read_variable 'w/value' (.*) on: OSError: odd"),
+        ("write", 0, "variable 'w' (.*), brought to arena:0: OSError: odd"),
+        ("write", 1, "'x' (.*), brought to arena:0: OSError: odd"),
+        ("copy", 0, "loop 'scan' (.*), a row, copied on arena:0: OSError: odd"),
+        ("read", 0, "tanh 'second' (.*), read from arena:0: OSError: odd"),
+    ],
+)
+async def test_what_goes_wrong_with_memory_names_the_op_or_variable_and_the_users_line(
+    arena: Any, name: str, after: int, says: str
+) -> None:
+    error = OSError("odd")
+    failing = a_failing_arena(arena, name, after=after, error=error)
+    fr.devices.register("arena", lambda: failing)
+    with fr.Graph() as graph, fr.device("arena:0"):
+        x = fr.placeholder("float32", (3, 2), name="x")
+        y = x * fr.Variable(np.ones(2, np.float32), name="w")
+        if name == "copy":
+            y = fr.scan(lambda h, row: (h + row, h), fr.zeros((2,)), y)[1]
+        y = fr.tanh(y, name="second")
+    try:
+        async with fr.Session(graph, options=MIXED) as session:
+            with pytest.raises(fr.FlowrtError, match=says.replace("(.*)", r"\(.*test_devices.py:\d+\)")) as caught:
+                await session.run(y, {x: np.ones((3, 2), np.float32)})
+            assert caught.value.__cause__ is error
+    finally:
+        fr.devices.register("arena", arena.ArenaKind)
+
+
 async def test_a_replica_whose_device_in_this_process_is_lost_is_gone_without(
     arena: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""Errors of devices with the nodes in front that they are of, and the user's lines."""
+"""Errors of devices with what they are of in front, nodes and variables, and the user's lines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ MOST_NAMED = 16  # nodes, any of which may be the one
 class Naming:
     """``with Naming(nodes):`` has what goes wrong on a device inside name these: one of them did it.
 
+    They may be texts that say where, too; what was ``done`` with them follows.
+
     What a driver raises that is no error of flowrt's becomes one: `ResourceError` where memory is short.
     """
 
-    __slots__ = ("_nodes",)
+    __slots__ = ("_done", "_nodes")
 
-    def __init__(self, nodes: Iterable[PlanNode]) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: Iterable[PlanNode | str], done: str = "") -> None:
+        self._nodes, self._done = nodes, done
 
     def __enter__(self) -> None:
         """Nothing was said yet."""
@@ -43,10 +45,10 @@ class Naming:
                 raise FlowrtError(f"{self._named()}: {type(error).__name__}: {error}") from error
 
     def _named(self) -> str:
-        told = list(dict.fromkeys(node.where() for node in self._nodes))
+        told = list(dict.fromkeys(node if isinstance(node, str) else node.where() for node in self._nodes))
         of = "" if len(told) == 1 else f"one of {len(told)}: "
         more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
-        return f"{of}{', '.join(told[:MOST_NAMED])}{more}"
+        return f"{of}{', '.join(told[:MOST_NAMED])}{more}{self._done}"
 
 
 def prepared(

@@ -61,7 +61,7 @@ class Issuer:
 
     def __init__(self, plan: Plan, arena: Arena, variables: Variables) -> None:
         self._plan, self._arena, self._variables = plan, arena, variables
-        self._holding = Holding(arena, variables)
+        self._holding = Holding(plan, arena, variables)
         self._regions = WholeRegions(plan, arena, self._holding)
         self._starts = plan.value_starts()
         self._kernels: dict[int, OrderedDict[Any, tuple[Kernel, Sequence[Spec]]]] = {}
@@ -216,7 +216,7 @@ class Issuer:
             raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {value.spec}")
         if update.whole is not None:
             old = self._holding.held(name, spec)
-            updated = self._arena.empty(spec, f"variable {name[1]!r}")
+            updated = self._arena.empty(spec, self._holding.where(name))
             kernel, _ = self._kernel(position, spec.dims, update.whole, [spec, spec], lambda: [spec])
             self._launch(kernel, node, [old, value, updated], run)
             value = updated

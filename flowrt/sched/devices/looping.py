@@ -180,7 +180,8 @@ class _Stack:
         """The same rows with space for more, or fewer of them."""
         made = self._arena.empty(Spec(rows.dtype, (length, *rows.shape[1:])), self._node.where())
         if nbytes := min(rows.nbytes, made.nbytes):
-            self._arena.driver.copy(rows.storage.memory, made.storage.memory, nbytes)
+            with self._arena.naming(made, "copied on"):
+                self._arena.driver.copy(rows.storage.memory, made.storage.memory, nbytes)
         return made
 
 
@@ -188,14 +189,15 @@ def copy_part(arena: Arena, source: DeviceArray, start: int, target: DeviceArray
     """Copy some bytes of one tensor to where they belong in another; by way of the host where memory has no parts."""
     driver, taken, given = arena.driver, source.storage.memory, target.storage.memory
     part: Callable[[Any, int, int], Any] | None = getattr(driver, "part", None)
-    if part is not None:
-        driver.copy(part(taken, start, nbytes), part(given, at, nbytes), nbytes)
-        return
-    here, there = np.empty(target.nbytes, np.uint8), np.empty(source.nbytes, np.uint8)
-    driver.read(given, here)
-    driver.read(taken, there)
-    here[at : at + nbytes] = there[start : start + nbytes]
-    driver.write(given, here)
+    with arena.naming(target, "copied on"):
+        if part is not None:
+            driver.copy(part(taken, start, nbytes), part(given, at, nbytes), nbytes)
+            return
+        here, there = np.empty(target.nbytes, np.uint8), np.empty(source.nbytes, np.uint8)
+        driver.read(given, here)
+        driver.read(taken, there)
+        here[at : at + nbytes] = there[start : start + nbytes]
+        driver.write(given, here)
 
 
 def body_fetches(attrs: Mapping[str, Any]) -> tuple[int, ...]:

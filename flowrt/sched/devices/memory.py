@@ -17,6 +17,7 @@ import numpy as np
 
 from flowrt.base.errors import ResourceError
 from flowrt.base.spec import Spec
+from flowrt.sched.devices.blame import Naming
 from flowrt.sched.host.memory import MemoryStatistics, amount
 
 if TYPE_CHECKING:
@@ -102,17 +103,8 @@ class Arena:
 
     def empty(self, spec: Spec, where: str) -> DeviceArray:
         """A new array for what ``where`` names. Raises `ResourceError` where it does not fit."""
-        self.settle()
-        try:
-            memory = self._allocate(spec)
-        except MemoryError:
-            self._reclaim()
-            try:
-                memory = self._allocate(spec)
-            except MemoryError as error:
-                raise ResourceError(
-                    self._shortage(spec, where, f" ({error})" if str(error) else "", self._held, self._alive.values())
-                ) from error
+        with Naming((where,)):
+            memory = self._memory(spec, where)
         number = next(self._numbers)
         self._alive[number] = spec, where
         self._held += spec.nbytes
@@ -122,15 +114,33 @@ class Arena:
     def hold(self, array: Array, where: str) -> DeviceArray:
         """A copy of an array of the host's, for what ``where`` names. Raises as `empty`."""
         made = self.empty(Spec(array.dtype, array.shape), where)
-        self.driver.write(made.storage.memory, np.ascontiguousarray(array))
+        with self.naming(made, "brought to"):
+            self.driver.write(made.storage.memory, np.ascontiguousarray(array))
         return made
 
     def read(self, value: DeviceArray, array: Array) -> None:
         """Fill an array of the host's with a value; from any thread where that was brought."""
         if value.brought is None:
-            self.driver.read(value.storage.memory, array)
+            with self.naming(value, "read from"):
+                self.driver.read(value.storage.memory, array)
         else:
             np.copyto(array, value.brought)
+
+    def naming(self, value: DeviceArray, done: str) -> Naming:
+        """Has what goes wrong inside name for whom a value was made, and what was ``done`` with it on the device."""
+        return Naming((self._alive[value.storage.number][1],), f", {done} {self.device.name}")
+
+    def _memory(self, spec: Spec, where: str) -> Any:
+        self.settle()
+        try:
+            return self._allocate(spec)
+        except MemoryError:
+            self._reclaim()
+        try:
+            return self._allocate(spec)
+        except MemoryError as error:
+            why = f" ({error})" if str(error) else ""
+            raise ResourceError(self._shortage(spec, where, why, self._held, self._alive.values())) from error
 
     def _allocate(self, spec: Spec) -> Any:
         if self.limit is not None and self._held + spec.nbytes > self.limit:

@@ -8,6 +8,7 @@ nobody else looks at any of these. What is recorded is idle memory between runs,
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -218,7 +219,8 @@ class WholeRegions:
             for where in (self._plan.nodes[tensor.node].where(),)
         ]
         variables = zip(layout.variables, layout.specs, strict=True)
-        moved = [(spec, f"variable {name[1]!r}") for name, spec in variables if not self._holding.is_here(name, spec)]
+        hold = self._holding
+        moved = [(spec, hold.where(name)) for name, spec in variables if not hold.is_here(name, spec)]
         self._arena.check([*((spec, where, -1, len(there)) for spec, where in moved), *there])
 
     def _variables(self, layout: RegionLayout, unit: Unit | BodyUnit) -> list[DeviceArray]:
@@ -254,7 +256,7 @@ class WholeRegions:
         again = next((again for again in known.again if again.memory.is_alone), None)
         if again is not None:
             if self._is_where_it_was(again, layout, unit):
-                return self._replay(layout, again, inputs, words)
+                return self._replay(region, layout, again, inputs, words)
             known.again.remove(again)
             known.renewed += 1
         again = None
@@ -266,9 +268,9 @@ class WholeRegions:
             again = self._recorded(region, layout, memory, inputs, taken)
             if again is not None:
                 known.again.append(again)
-                return self._replay(layout, again, inputs, words)
+                return self._replay(region, layout, again, inputs, words)
             known.renewed = RENEWED
-        self._write(taken, inputs)
+        self._write(region, taken, inputs)
         self._issue(layout, memory, words)
         return self._outputs(layout, memory, inputs)
 
@@ -280,15 +282,24 @@ class WholeRegions:
         again.seen = self._holding.changes
         return again.memory.places == again.places
 
-    def _write(self, taken: Sequence[tuple[int, Any]], inputs: Sequence[Value]) -> None:
+    def _write(self, region: Region, taken: Sequence[tuple[int, Any]], inputs: Sequence[Value]) -> None:
         """Bring the inputs to where they are taken from."""
-        driver = self._arena.driver
+        driver, done = self._arena.driver, f", brought to {self._arena.device.name}"
         for number, place in taken:
             value = inputs[number]
-            if isinstance(value, DeviceArray):
-                driver.copy(value.storage.memory, place, value.nbytes)
-            elif value.nbytes:
-                driver.write(place, np.ascontiguousarray(value))
+            with Naming(self._made_by(region.inputs[number]), done):
+                if isinstance(value, DeviceArray):
+                    driver.copy(value.storage.memory, place, value.nbytes)
+                elif value.nbytes:
+                    driver.write(place, np.ascontiguousarray(value))
+
+    def _made_by(self, value: int) -> Iterator[PlanNode | str]:
+        """The node that makes a value, or the feed that it is."""
+        feeds = self._plan.feeds
+        if value < len(feeds):
+            yield f"{feeds[value].name!r} ({feeds[value].site})"
+        else:
+            yield self._plan.nodes[bisect_right(self._plan.value_starts(), value) - 1]
 
     def _issue(self, layout: RegionLayout, memory: _DeviceMemory, words: Array) -> None:
         """Launch one after another."""
@@ -320,13 +331,13 @@ class WholeRegions:
             for stretch in layout.stretches
         ]
         try:
-            staging = self._staged(layout, memory, inputs, taken)
-            if told:
-                told[0] = [*staging.before, *told[0]]
-                told[-1] += staging.after
             with Naming(self._nodes([launch for stretch in layout.stretches for launch in stretch])):
+                staging = self._staged(layout, memory, inputs, taken)
+                if told:
+                    told[0] = [*staging.before, *told[0]]
+                    told[-1] += staging.after
                 recorded = [self._record(stretch) for stretch in told]
-        except (MemoryError, ResourceError):
+        except ResourceError:
             return None
         starts = (len(staging.before), *(0 for _ in recorded))
         stretches = [
@@ -357,11 +368,13 @@ class WholeRegions:
         ]
         return stage(self._arena.driver, given, made)
 
-    def _replay(self, layout: RegionLayout, again: _Again, inputs: Sequence[Value], words: Array) -> list[Value]:
+    def _replay(
+        self, region: Region, layout: RegionLayout, again: _Again, inputs: Sequence[Value], words: Array
+    ) -> list[Value]:
         """Have it done again; a stretch is waited for that may fail, and the last."""
         for number, staged in again.staging.sent.items():
             staged[...] = inputs[number]
-        self._write(again.taken, inputs)
+        self._write(region, again.taken, inputs)
         for stretch in again.stretches:
             if words[STATUS]:
                 raise StepCancelled(f"{self._plan.nodes[stretch.launches[0].node].where()} was not begun")
