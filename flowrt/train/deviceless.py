@@ -1,4 +1,5 @@
-"""Replicas that can compute nothing, as the devices of their towers are lost, until their nodes were started again."""
+"""Replicas that cannot compute: as the devices of their towers are lost, until their nodes were started again, or just
+an update, as memory is short. Training goes on without, and people are told."""
 
 from __future__ import annotations
 
@@ -6,7 +7,11 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from flowrt.base.errors import as_error
+
 if TYPE_CHECKING:
+    from flowrt.base.errors import FlowrtError
+    from flowrt.sched.drivers.messages import Report
     from flowrt.train.built import Built
 
 _log = logging.getLogger(__name__)
@@ -28,13 +33,26 @@ class Deviceless:
 
     def lose(self, replica: int, why: str) -> None:
         """Take down that the device of a replica is lost."""
-        task = self._trainer.nodes[replica]
+        trainer = self._trainer
         if replica not in self._since:
-            where = f", on {task}" if task else ""  # not in a program that is all of one process
-            _log.warning("%s goes on without replica %d%s: %s", self._trainer.name, replica, where, why)
-        self._since[replica] = self._nodes.losses.get(task, 0)
+            _log.warning("%s goes on without %s: %s", trainer.name, _named(trainer, replica), why)
+        self._since[replica] = self._nodes.losses.get(trainer.nodes[replica], 0)
 
     def able(self, replicas: Iterable[int]) -> list[int]:
         """Those of ``replicas`` that have what they compute on."""
         losses, tasks = self._nodes.losses, self._trainer.nodes
         return [replica for replica in replicas if self._since.get(replica) != losses.get(tasks[replica], 0)]
+
+
+def tell_errors(trainer: Built, report: Report, told: set[int]) -> dict[int, FlowrtError]:
+    """By replica, why it could not compute an update; people are told of each once, which is then ``told``."""
+    for replica, _, text in report.errors:
+        if replica not in told:
+            told.add(replica)
+            _log.warning("%s: step %d without %s: %s", trainer.name, report.version + 1, _named(trainer, replica), text)
+    return {replica: as_error(error, text) for replica, error, text in report.errors}
+
+
+def _named(trainer: Built, replica: int) -> str:
+    task = trainer.nodes[replica]
+    return f"replica {replica}, on {task}" if task else f"replica {replica}"  # in a program that is all of one process

@@ -29,6 +29,7 @@ from flowrt.sched.server.reporting import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
 from flowrt.train.accounts import open_ledger
 from flowrt.train.batches import Batches, Identities, Supply, Values
+from flowrt.train.deviceless import tell_errors
 from flowrt.train.going_back import RolledBack, wait_for_servers
 from flowrt.train.reads import what_replicas_read
 from flowrt.train.run import Run
@@ -54,10 +55,11 @@ _log = logging.getLogger(__name__)
 class StepReport:
     """One step of training: ``step`` updates have been applied so far, counted from 1.
 
-    ``kept``, ``late``, ``refused`` (not finite) and ``lost`` are replicas, by what became of their updates. ``loss``
-    and ``metrics`` are means over the kept ones; ``seconds`` is how long the step took, without the time in which it
-    was ready and not asked for. ``why`` is the policy's reason to keep these. ``staleness`` says of each of ``kept``
-    how many versions older than the one that it moved were the values that it was computed from. ``noise_scale`` is the
+    ``kept``, ``late``, ``refused`` (not finite) and ``lost`` are replicas, by what became of their updates. ``errors``
+    says why those of ``lost`` could not compute theirs whose nodes are there, as where memory was short. ``loss`` and
+    ``metrics`` are means over the kept ones; ``seconds`` is how long the step took, without the time in which it was
+    ready and not asked for. ``why`` is the policy's reason to keep these. ``staleness`` says of each of ``kept`` how
+    many versions older than the one that it moved were the values that it was computed from. ``noise_scale`` is the
     gradient noise scale so far, in updates of a replica: beyond so many, more of them make a step little better
     (McCandlish et al., arXiv 1812.06162); NaN where the policy does not measure it, or nothing was measured yet.
     ``batches`` says by replica which batches this step decided about, by identity: their places, from 0, in the order
@@ -82,6 +84,7 @@ class StepReport:
     batches: Mapping[int, Sequence[int]] = field(default_factory=dict)
     rolled_back: RolledBack | None = None
     skipped: bool = False
+    errors: Mapping[int, FlowrtError] = field(default_factory=dict, compare=False)
     measured: tuple[Report, Clocks] | None = field(default=None, repr=False, compare=False)
 
     @telling
@@ -147,6 +150,7 @@ class Steps:
         self._ledger_path = ledger
         self._ledger: LedgerWriter | None = None
         self._next_identity = 0  # of a batch of a detached run that no report has told of
+        self._failed: set[int] = set()  # replicas whose errors were told
         self._over: ClosedError | None = None  # why there is to be no other run
         self._changing: asyncio.Task[None] | None = None  # one run for another
         self._missed: deque[StepReport] = deque()  # that are to be told
@@ -450,6 +454,7 @@ class Steps:
             batches,
             rolled_back,
             skipped,
+            tell_errors(self._trainer, report, self._failed) if report.errors else {},
             (report, tally.attribution.clocks),
         )
         return step

@@ -123,6 +123,34 @@ async def test_where_all_replicas_are_counted_on_a_lost_device_ends_training_and
 
 
 @pytest.mark.timeout(120)
+async def test_a_replica_without_memory_for_its_tower_is_gone_without_as_long_as_others_have_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    devices = dict.fromkeys([*WORKERS, "/job:worker/task:2"], ("cpu:0", "narrow:0"))
+    without: list[Any] = []
+    async with fr.LocalCluster(ps=1, worker=3, imports=["fragile"], devices=devices) as cluster:
+        graph, trainer = build("/device:narrow:0", replicas=3, policy=fr.train.FirstOf(2))
+        async with fr.Session(graph, cluster) as session, aclosing(trainer.steps(session, batches())) as reports:
+            async for report in reports:
+                assert report.kept == (0, 2)
+                without += [report] if report.errors else []
+                if len(without) == 3:
+                    break
+            await session.reset()
+        graph, all_of = build("/device:narrow:0", replicas=2)
+        with pytest.raises(fr.ResourceError, match=r"on /job:worker/task:1: .*no memory on narrow:0 for"):
+            await train_on(graph, all_of, cluster)
+    for report in without:
+        assert (report.lost, [*report.errors]) == ((1,), [1])
+        assert isinstance(report.errors[1], fr.ResourceError)
+        assert "test_device_nodes.py" in str(report.errors[1])
+    assert caplog.text.count("without replica 1, on /job:worker/task:1: ") == 1
+    statistics = trainer.statistics()
+    assert (statistics.lost, statistics.replicas[1].kept) == ((), 0)
+    assert statistics.replicas[1].lost >= 3
+
+
+@pytest.mark.timeout(120)
 async def test_a_device_that_no_node_has_is_told_with_those_there_are() -> None:
     graph, trainer = build("/device:arena:0")
     wanted = r"there is no device .*arena:0; there are /job:ps/task:0/device:cpu:0"

@@ -265,7 +265,7 @@ class Asker:
         self.way: Any = Way()
         self.batches: dict[int, Any] = {}
         role: Any = SimpleNamespace(run=1, replica=1, replicas=2, servers=("a", "b"), wants=((0,), ()), group="t")
-        self.asking = Asking(role, plan, self.way, self.batches.__setitem__, lambda error: None)
+        self.asking = Asking(role, plan, self.way, self.batches.__setitem__)
 
     def come(self, *numbers: int) -> list[Any]:
         for number in numbers:

@@ -1,4 +1,5 @@
-"""Devices like the example's, the first of which is lost on the node that is told `FRAGILE` after so many kernels."""
+"""Devices like the example's, but for the node that is told `FRAGILE`: there one is lost after so many kernels, and one
+has hardly any memory."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import arena
 
 import flowrt as fr
 
-FRAGILE, KERNELS = "--task=1", 60
+FRAGILE, KERNELS, BYTES = "--task=1", 60, 512
 
 
 class Fragile(arena.Arena):  # type: ignore[misc]
@@ -29,3 +30,4 @@ class Kind(arena.ArenaKind):  # type: ignore[misc]
 
 
 fr.devices.register("fragile", Kind)
+fr.devices.register("narrow", lambda: arena.ArenaKind(BYTES if FRAGILE in sys.argv else 4 << 20))

@@ -2,8 +2,8 @@
 permission to go on, and batches; of sessions what `net.wire.steps` has.
 
 Law: what is read has the types of its class's fields, as `net.wire.messages` says of all others; anything else is
-`BrokenStream`. What has no place in the layout, as metrics that are arrays, or the batches that reports of a detached
-run name, goes the way of all others.
+`BrokenStream`. What has no place in the layout, as metrics that are arrays, errors, or the batches that reports of a
+detached run name, goes the way of all others.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _read_version(head: bytes, arrays: tuple[Any, ...]) -> NewVersion:
 def _write_report(report: Report) -> Pieces | None:
     """The receipts and times, which are many where replicas are, travel as an array of bytes."""
     told, stages, receipts = report.told, report.stages, report.receipts
-    if report.identities or not (_are_floats(told) and _are_floats(stages)):
+    if report.identities or report.errors or not (_are_floats(told) and _are_floats(stages)):
         return None
     head = _REPORT_HEAD.pack(
         _REPORT,
@@ -173,7 +173,7 @@ def _read_report(head: bytes, arrays: tuple[Any, ...]) -> Report:
     if len(receipts) != count:
         raise BrokenStream(f"a report came with {len(receipts)} receipts, and says it has {count}")
     why = head[at:].decode()
-    return make_report(run, version, receipts, told, seconds, stages, each[end:], why, noise_scale, ())
+    return make_report(run, version, receipts, told, seconds, stages, each[end:], why, noise_scale, (), ())
 
 
 def _write_allow(allow: Allow) -> Pieces | None:

@@ -299,6 +299,7 @@ class Report:
     `Outcome`, how long its update took to come, -1 if it did not, and how many versions old it was. ``told`` are means
     over the kept updates. ``why`` is what the policy said to the set, ``noise_scale`` what `NoiseScale` says, where the
     policy measures. In a detached run ``identities`` are, for each receipt, those of the batches that it is about.
+    ``errors`` holds (replica, error, text) of those that could not compute an update, and were gone without.
 
     What its parts took is told by each node's own clock. ``stages`` are server 0's: when the version was opened, when
     its set was fixed, when it was ordered, and when all had applied it. ``times`` holds, for each replica of which
@@ -317,6 +318,7 @@ class Report:
     why: str = ""
     noise_scale: float = nan
     identities: tuple[tuple[int, ...], ...] = ()
+    errors: tuple[tuple[int, str, str], ...] = ()
 
 
 @valueclass

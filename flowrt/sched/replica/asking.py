@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowrt.sched.drivers.messages import AskedRows, NewVersion, Wants
+from flowrt.sched.drivers.way import Unread
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.beginning import BeginReplica
@@ -24,7 +25,7 @@ class Asking:
     """What one replica asks servers for.
 
     ``plan`` computes from a batch what tells the rows, where the batch itself does not. ``admit`` is given each batch
-    with what was computed, in order; ``failed`` an error of that.
+    with what was computed, in order, or with why that could not be, which is the error of its turn.
     """
 
     def __init__(
@@ -32,10 +33,9 @@ class Asking:
         role: BeginReplica,
         plan: Closed | None,
         way: Way,
-        admit: Callable[[int, Sequence[Any]], None],
-        failed: Callable[[BaseException], None],
+        admit: Callable[[int, Sequence[Any] | Unread], None],
     ) -> None:
-        self._role, self._plan, self._way, self._admit, self._failed = role, plan, way, admit, failed
+        self._role, self._plan, self._way, self._admit = role, plan, way, admit
         self._unsaid: dict[int, Sequence[Any]] = {}  # batches of which no server was told
         self._coming: deque[tuple[int, Sequence[Any]]] = deque()  # batches of which rows are yet to be named
         self._naming = False  # those of the first of them
@@ -61,16 +61,26 @@ class Asking:
 
         def then(found: Sequence[Array]) -> None:
             self._name(number, [*batch, *found])
+            go_on()
+
+        def failed(error: BaseException) -> None:
+            self._admit_next(number, Unread(error))
+            go_on()
+
+        def go_on() -> None:
             if not at_once:
                 self._name_all()
 
-        self._way.compute(self._plan, batch, (number, role.replica, role.replicas), then, self._failed)
+        self._way.compute(self._plan, batch, (number, role.replica, role.replicas), then, failed)
         at_once = False
 
     def _name(self, number: int, batch: Sequence[Any]) -> None:
+        self._unsaid[number] = batch
+        self._admit_next(number, batch)
+
+    def _admit_next(self, number: int, batch: Sequence[Any] | Unread) -> None:
         self._coming.popleft()
         self._naming = False
-        self._unsaid[number] = batch
         self._admit(number, batch)
 
     def say(self) -> None:

@@ -90,7 +90,7 @@ class Replica:
         self._nothing: tuple[tuple[()], ...] = ((),) * len(role.servers)
         self._rounds = rounds
         self._feedback = feedback
-        self._asking = Asking(role, ask, way, self._admit, self._fail_batch) if any(role.wants) else None
+        self._asking = Asking(role, ask, way, self._admit) if any(role.wants) else None
         self._reader: Reader | None = None
         if role.source is not None:
             from flowrt.sched.replica.reading import Reader  # which others need not import
@@ -401,9 +401,6 @@ class Replica:
         """
         self._announced = min(self._given // self.role.steps, used + 1)
         return self._announced
-
-    def _fail_batch(self, error: BaseException) -> None:
-        self._fail(max(self.role.version, *self._at), error)  # it may come before any version is told
 
     def _fail(self, version: int, error: BaseException) -> None:
         role = self.role

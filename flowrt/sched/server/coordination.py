@@ -11,13 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.device import CLIENT
-from flowrt.base.errors import DeviceLost, FlowrtError, GraphError, LinkBroken, NodeLost, RemoteError, name_error
+from flowrt.base.errors import (
+    DeviceLost,
+    FlowrtError,
+    GraphError,
+    LinkBroken,
+    NodeLost,
+    RemoteError,
+    ResourceError,
+    name_error,
+)
 from flowrt.sched.drivers.messages import (
     Allow,
     Applied,
@@ -47,7 +56,8 @@ if TYPE_CHECKING:
 
 Weights: TypeAlias = "tuple[float, ...] | None"
 _log = logging.getLogger(__name__)
-PASSING = (LinkBroken.__name__, NodeLost.__name__)  # errors of a replica that may be well for the next version
+PASSING = (LinkBroken.__name__, NodeLost.__name__, ResourceError.__name__)
+"""Errors of a replica that may be well for the next version."""
 
 
 class Coordination:
@@ -405,7 +415,8 @@ class Coordination:
         if self._end is not None or (stuck := self._value.stuck()) is None:
             return
         if stuck.cause is not Cause.EXHAUSTED or self._counted >= self.version:
-            self.end(*_why(stuck, self._role.replicas))
+            failed = {} if self._role.floor else self._reporting.failed  # else other nodes may come
+            self.end(*_why(stuck, self._role.replicas, failed))
 
     def _applied(self, server: int, version: int, now: float, square: float) -> None:
         made = self._steady.publish(server, version, now, square)
@@ -439,10 +450,19 @@ class Coordination:
         elif failed.error == DeviceLost.__name__:
             self._lose_device(failed)
         elif self._value.alive[failed.replica] and self._value.may_count(failed.replica, failed.version):
-            if failed.error in PASSING:
-                self._value = self._value.lost(failed.replica).joined(failed.replica)
-            else:
-                self._stop(failed, self._role.replicas[failed.replica])
+            self._do_without(failed)
+
+    def _do_without(self, failed: Failed) -> None:
+        """Go on without an update that could not be computed, where the next one may be well and, if memory was short,
+        others come that are enough; else the run ends of that error."""
+        replica = failed.replica
+        value = self._value.lost(replica).joined(replica)
+        stuck = value.stuck() if failed.error == ResourceError.__name__ else None
+        if failed.error in PASSING and (stuck is None or stuck.cause is Cause.EXHAUSTED):
+            self._value = value
+            self._reporting.failed[replica] = failed
+        else:
+            self._stop(failed, self._role.replicas[replica])
 
     def _lose_device(self, failed: Failed) -> None:
         """Go on without a replica whose node lost the device that it computes on."""
@@ -459,13 +479,19 @@ class Coordination:
             self._finish()
 
 
-def _why(stuck: Stuck, nodes: Sequence[str]) -> tuple[str, str]:
-    """Why a run ends that is stuck; nothing where its batches have come to their end."""
+def _why(stuck: Stuck, nodes: Sequence[str], failed: Mapping[int, Failed]) -> tuple[str, str]:
+    """Why a run ends that is stuck; nothing where its batches have come to their end.
+
+    ``failed`` says of replicas why they could not compute the open version.
+    """
     match stuck.cause:
         case Cause.EXHAUSTED:
             return "", ""
         case Cause.LOST:
-            return NodeLost.__name__, stuck.told(nodes)
+            errors = [failed[replica] for replica in stuck.lost if replica in failed]
+            short = any(each.error == ResourceError.__name__ for each in errors)
+            text = "; ".join([stuck.told(nodes), *(f"replica {each.replica}: {each.text}" for each in errors)])
+            return (ResourceError if short else NodeLost).__name__, text
         case Cause.REFUSED:
             text = f"{stuck.told(nodes)}; lower the learning rate, or clip the gradients by optim.clip_by_global_norm"
             return FlowrtError.__name__, text

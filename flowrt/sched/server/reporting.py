@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from flowrt.sched.drivers.messages import Report, Update, make_report
+from flowrt.sched.drivers.messages import Failed, Report, Update, make_report
 from flowrt.sched.policies.noise import NoiseScale
 from flowrt.sched.versions.ledger import Outcome
 
@@ -44,6 +44,7 @@ class Reporting:
         self._came: dict[int, _Came] = {}  # by replica: its update that came last
         self._heard: dict[int, tuple[Any, ...]] = {}  # by replica: what `Report.times` says of it, but for the last
         self.whole: dict[int, float] = {}  # by replica: when a server last held its update
+        self.failed: dict[int, Failed] = {}  # by replica: why it could not compute an update, and is gone without
         self._noise = NoiseScale()
 
     def take_down(self, update: Update, told: float, now: float, oldest: int) -> None:
@@ -90,8 +91,9 @@ class Reporting:
             made.why,
             self._noise.value,
             (),
+            tuple([(replica, each.error, each.text) for replica, each in self.failed.items()]),
         )
-        self._heard, self.whole = {}, {}
+        self._heard, self.whole, self.failed = {}, {}, {}
         return report
 
     def forget(self, oldest: Callable[[int], int]) -> None:

@@ -280,6 +280,56 @@ async def test_a_tower_that_fails_ends_the_run_with_its_error() -> None:
         )
 
 
+def short_of_memory(feeds: list[Any], number: int) -> list[Any]:
+    raise MemoryError("no room")
+
+
+async def test_a_tower_that_has_no_memory_is_done_without_and_its_replica_goes_on_with_the_next_version() -> None:
+    async with world(3, take=2) as made:
+        able, made.towers[1].compute = made.towers[1].compute, short_of_memory
+        made.allow(9)
+        made.give(1, 1, 2)
+        made.settle()
+        made.towers[1].compute = able
+        for replica in (0, 2):
+            made.give(replica, 1, 2)
+        made.settle()
+        kept, lost = Outcome.KEPT, Outcome.LOST
+        assert outcomes(made, 0) == {0: (1, kept), 1: (1, lost), 2: (1, kept)}
+        assert [report.errors for report in made.reports()] == [((1, "ResourceError", "out of memory: no room"),), ()]
+        assert (1, 1, 2) in made.used
+
+
+async def test_where_too_few_towers_have_memory_the_run_ends_with_that_error() -> None:
+    async with world(3, take=2) as made:
+        made.towers[0].compute = made.towers[1].compute = short_of_memory
+        made.allow(9)
+        made.give(0, 1)
+        made.settle()
+        assert made.ended() is None
+        made.give(1, 1)
+        made.settle()
+        ended = made.ended()
+        assert ended is not None
+        assert (ended.error, ended.text) == ("ResourceError", "on /job:worker/task:1: out of memory: no room")
+        assert made.state() == [(0, 0)]
+
+
+async def test_where_a_replica_is_lost_beside_one_without_memory_the_run_ends_with_both() -> None:
+    async with world(3, take=2) as made:
+        made.towers[0].compute = short_of_memory
+        made.allow(9)
+        made.give(0, 1)
+        made.settle()
+        made.tell(made.servers[0], Lost(RUN, 1))
+        made.settle()
+        ended = made.ended()
+        assert ended is not None
+        assert ended.error == "ResourceError"
+        assert "replicas lost [0, 1]" in ended.text
+        assert ended.text.endswith("; replica 0: out of memory: no room")
+
+
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

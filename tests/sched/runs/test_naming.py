@@ -41,9 +41,9 @@ async def test_a_batch_whose_rows_cannot_be_named_fails_the_version_that_it_is_f
     plan: Any = SimpleNamespace(plan=SimpleNamespace(feeds=()))
     feedback: Any = SimpleNamespace(counted=-1)
     replica = Replica(role, plan, plan, way, feedback)  # type: ignore[arg-type]
-    if told_first:
-        replica.hear(NewVersion(0, 7, 0, 0, 0, False, 7, ()))
-    replica.hear(Batch(0, 0, 1, ()))
+    come: list[Any] = [Batch(0, 0, 1, ()), *(NewVersion(0, 7, server, 0, 0, False, 7, ()) for server in (0, 1))]
+    for message in reversed(come) if told_first else come:
+        replica.hear(message)
     replica.close()
     assert [message.version for message in way.posted if isinstance(message, Failed)] == [7]
     assert {message.version for message in way.posted if isinstance(message, Seen)} >= {7}
