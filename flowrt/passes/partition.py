@@ -119,6 +119,7 @@ class _Cut:
         self._order = {FED: -1} | {i: place for place, i in enumerate(step.nodes)}
         self._place: dict[int, tuple[int, int, int]] = {}  # the step's order, with what was put in beside its cause
         self._arrived: dict[tuple[Ref, Device], Ref] = {}
+        self._copied: dict[int, int] = {}  # by node that brings a value of another device, the one that makes it
         self._sizes: dict[Device, dict[Ref, Spec | None]] = {}
         self._told: dict[tuple[tuple[int, ...], str], int] = {}
         self._fed: list[list[Transfer]] = [[] for _ in step.feeds]
@@ -214,7 +215,9 @@ class _Cut:
         """The value ``ref`` of another device of the same task."""
         name, site = self._origin(ref)
         name = f"{name}/to_{device.kind}_{device.index}"
-        return self._insert(lookup("bring"), name, (ref,), {}, site, device, (consumer, -1)), 0
+        copied = self._insert(lookup("bring"), name, (ref,), {}, site, device, (consumer, -1))
+        self._copied[copied] = ref[0]
+        return copied, 0
 
     def _bring_home(self, ref: Ref, home: Device) -> Ref:
         """The value ``ref`` in the host's memory, on the task of ``home``."""
@@ -292,7 +295,7 @@ class _Cut:
         edge = self._new_edge()
         name, site = self._origin(ref)
         attrs: dict[str, Attr] = {"edge": edge, "peer": peer}
-        if lead := self._step.lead.get(ref[0]):
+        if lead := self._step.lead.get(self._copied.get(ref[0], ref[0])):
             attrs["lead"] = lead
         return edge, self._insert(lookup("send"), f"{name}/send_{edge}", (ref,), attrs, site, device, (ref[0], 2))
 

@@ -70,7 +70,7 @@ def send_early(
     found: list[EarlyValue] = []
     for region in _regions(step, placement) if sent else ():
         if not sent.keys().isdisjoint(region):
-            parts = _Parts(step, region, seconds, sent)
+            parts = _Parts(step, region, seconds, sent, apart=not placement[region[0]].is_host)
             found += parts.early
             lead |= parts.lead
     return (replace(step, lead=lead), found) if lead else (step, ())
@@ -128,11 +128,11 @@ def _sent(
 
 
 def _regions(step: StepGraph, placement: Mapping[int, Device]) -> Iterable[Sequence[int]]:
-    """The nodes of hosts' own devices that would run as one, in order."""
+    """The nodes that would run as one on their device, in order."""
     behind = markers(step, placement)
     groups: dict[Any, list[int]] = {}
     for node in step.nodes.values():
-        if placement[node.id].is_host and not (node.op.effect or node.op.name in BREAKING):
+        if not (node.op.effect or node.op.name in BREAKING):
             groups.setdefault((placement[node.id], behind[node.id]), []).append(node.id)
     return groups.values()
 
@@ -141,9 +141,15 @@ class _Parts:
     """A region in parts: by how much each of its nodes leads, and the last that is sent of each part, ``early``."""
 
     def __init__(
-        self, step: StepGraph, region: Sequence[int], seconds: Mapping[int, float], sent: Mapping[int, _Sent]
+        self,
+        step: StepGraph,
+        region: Sequence[int],
+        seconds: Mapping[int, float],
+        sent: Mapping[int, _Sent],
+        *,
+        apart: bool,
     ) -> None:
-        self._step, self._region, self._seconds = step, region, seconds
+        self._step, self._region, self._seconds, self._apart = step, region, seconds, apart
         self._inside = frozenset(region)
         self._together = dict(self._touching())
         self.lead: dict[int, int] = {}
@@ -209,15 +215,19 @@ class _Parts:
             self.lead.update(dict.fromkeys(nodes, lead))
 
     def _copied(self, groups: Sequence[Sequence[int]]) -> list[float]:
-        """For each group, the seconds that a cut behind it costs as variables are read on both of its sides."""
+        """For each group, the seconds that a cut behind it costs as variables are read on both of its sides.
+
+        Where memory is not the host's, only what is written besides is copied.
+        """
         at = {i: place for place, nodes in enumerate(groups) for i in nodes}
-        users: dict[int, list[int]] = {}
+        nodes, users = self._step.nodes, dict[int, list[int]]()
+        written = {name for i in self._region if nodes[i].op.traits.update for name in nodes[i].resources}
         for i in self._region:
-            for source in self._step.nodes[i].before:
-                if self._step.nodes[source].op.name == READ:
+            for source in nodes[i].before:
+                if nodes[source].op.name == READ and (not self._apart or nodes[source].resource in written):
                     users.setdefault(source, []).append(at.get(i, len(groups)))
         found = [0.0] * len(groups)
         for read, places in users.items():
             for place in range(min(places), max(places)):
-                found[place] += assumed(self._step.nodes[read].outputs[0]).nbytes / NEAR_BANDWIDTH
+                found[place] += assumed(nodes[read].outputs[0]).nbytes / NEAR_BANDWIDTH
         return found

@@ -18,7 +18,7 @@ from flowrt.op import is_effect
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, grows
 from flowrt.sched.machine import Enter, NodeKind, Topology
 from flowrt.sched.parting import PARTING
-from flowrt.sched.regions.leading import leading_sends, parts_of
+from flowrt.sched.regions.leading import brought_out, leading_sends, parts_of
 from flowrt.sched.regions.regions import READ, Name, Region, find_regions, resources_of
 
 if TYPE_CHECKING:
@@ -123,8 +123,10 @@ def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:
             for n in r.nodes:
                 inside[n] = True
             how = Action.ISSUE if apart else Action.TAPE
-            parts = (r,) if apart else parts_of(plan, r, leading)
-            units += [_unit(plan, how, p.nodes, p.inputs, p.outputs, p.control, p) for p in parts]
+            brought: tuple[int, ...] = ()
+            for p in parts_of(plan, r, leading):
+                units.append(_unit(plan, how, p.nodes, p.inputs, p.outputs, (*p.control, *brought), p))
+                brought += brought_out(p, leading)
     for n, node in enumerate(plan.nodes):
         if not inside[n]:
             action = Action.BRING if id(node) in out else _single_action(node)

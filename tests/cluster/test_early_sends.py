@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
+from places import ROOT
 from step_world import DEAD, RandomGraph, meaning
 
 import flowrt as fr
@@ -23,7 +26,8 @@ async def _agree(cluster: fr.LocalCluster, devices: tuple[Device, ...], seed: in
     made = RandomGraph(seed, devices, nodes=10 + seed % 12)
     wanted: list[Any] = []
     agreed = 0
-    async with fr.Session(made.graph, cluster=cluster, placement=SLOW) as session:
+    options = fr.Options(soft_placement=True)  # no device but a host has switches
+    async with fr.Session(made.graph, cluster=cluster, placement=SLOW, options=options) as session:
         names = [v.name for v in made.variables]
         state = dict(zip(names, await session.run(made.variables), strict=True))
         for number in range(STEPS):
@@ -44,11 +48,14 @@ async def _agree(cluster: fr.LocalCluster, devices: tuple[Device, ...], seed: in
     return report.count("µs behind"), agreed
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-async def test_random_graphs_compute_what_they_mean(workers: int) -> None:
-    devices = tuple(Device("worker", task, "cpu", 0) for task in range(workers))
+@pytest.mark.parametrize(("workers", "kind"), [(2, "cpu"), (3, "cpu"), (2, "arena")])
+async def test_random_graphs_compute_what_they_mean(workers: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
+    import_module("arena")
+    devices = tuple(Device("worker", task, kind, 0) for task in range(workers))
     ahead = agreed = 0
-    async with fr.LocalCluster(worker=workers, threads=1) as cluster:
+    there: Any = {"imports": ["arena"], "devices": ("cpu:0", "arena:0")} if kind == "arena" else {}
+    async with fr.LocalCluster(worker=workers, threads=1, **there) as cluster:
         for seed in range(100 * workers, 100 * workers + GRAPHS):
             with contextlib.suppress(PlacementError):  # random colocation may contradict random devices
                 values, steps = await _agree(cluster, devices, seed)

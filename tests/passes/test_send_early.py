@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from pass_world import compiled
-from step_world import CLIENT, CLUSTER
+from step_world import CLIENT, CLUSTER, everywhere
 
 import flowrt as fr
+from flowrt.base.valueclass import replace
 from flowrt.passes import Prediction
 from flowrt.sched.regions.cost import predict
 from flowrt.sched.units import Action, find_units
@@ -229,3 +230,22 @@ def test_towers_that_meet_send_back_what_the_other_waits_for() -> None:
     leading = [node for plan in made.plans.values() for node in plan.nodes if node.attrs.get("lead")]
     assert THERE.host in [node.attrs["peer"] for node in leading]
     assert [len(tapes(made.plans[device.host])) for device in (HERE, THERE)] == [3, 2]
+
+
+@pytest.mark.parametrize(("written", "lead"), [(False, 1), (True, 0)])
+def test_what_is_made_on_a_device_goes_ahead_and_variables_are_copied_there_where_they_are_written(
+    written: bool, lead: int
+) -> None:
+    devices = [replace(device, kind="arena", index=0) for device in (HERE, THERE)]
+    with fr.Graph():
+        with fr.device(str(devices[0])):
+            x = fr.Variable(np.ones((4096, 4096), np.float32), name="x")
+            sent = fr.matmul(x, x, name="sent")
+            other = fr.matmul(sent, x, name="other")
+            added = [x.assign_add(other)] if written else [other.op]
+        with fr.device(str(devices[1])):
+            far = fr.matmul(sent, sent, name="far")
+    made = early(
+        [far], added, measured={"other": 3e-3, "far": 3e-3}, devices=(HERE, THERE, *devices), supports=everywhere
+    )
+    assert max(node.attrs.get("lead", 0) for node in made.plans[HERE.host].nodes if node.op == "send") == lead

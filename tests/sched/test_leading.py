@@ -140,6 +140,21 @@ def test_parts_wait_for_what_their_nodes_wait_for() -> None:
     assert (first.nodes, first.control, second.nodes, second.control) == ((0,), (), (2,), (0,))
 
 
+def test_what_a_device_sends_ahead_is_brought_out_before_the_rest_is_issued() -> None:
+    make = PlanMaker()
+    x = make.feed("float32", (2,))
+    first = make.node("negative", x, device="arena:0")  # 0
+    sent = make.node("tanh", first, device="arena:0")  # 1
+    send(make, make.node("bring", sent), lead=1)  # 2, 3
+    other = make.node("exp", first, device="arena:0")  # 4
+    plan = make.plan(make.node("bring", other))
+    units = find_units(plan)
+    connect(plan, units)
+    issued = [(unit.nodes, unit.control) for unit in units if unit.action is Action.ISSUE]
+    assert issued == [((0, 1), ()), ((4,), (2,))]
+    assert len([unit for unit in find_units(quiet(plan)) if unit.action is Action.ISSUE]) == 1
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_random_regions_come_in_parts_that_wait_only_for_those_before(seed: int) -> None:
     print("seed", seed)

@@ -9,37 +9,60 @@ may write in between, and what they wrote would be lost. Constants are in every 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from flowrt.base.traits import traits_of
 from flowrt.sched.regions.regions import CONSTANT, READ, Region, regions_of, resources_of
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan
 
-SEND = "send"
+SEND, BRING = "send", "bring"
 
 
-def leading_sends(plan: Plan) -> list[PlanNode]:
+class LeadingSend(NamedTuple):
+    """By how much a ``value`` of a region leads that is sent; ``brought`` is the node that first brings it out of a
+    device's memory, -1 where none has to."""
+
+    lead: int
+    value: int
+    brought: int
+
+
+def leading_sends(plan: Plan) -> list[LeadingSend]:
     """What of a plan goes ahead of what waits for the same, the first one first."""
-    found = [node for node in plan.nodes if node.op == SEND and node.attrs.get("lead")]
-    return sorted(found, key=lambda node: -int(node.attrs["lead"]))
+    sends = [node for node in plan.nodes if node.op == SEND and node.attrs.get("lead")]
+    if not sends:
+        return []
+    starts = plan.value_starts()
+    brings = {starts[n]: n for n, node in enumerate(plan.nodes) if node.op == BRING}
+    found = []
+    for node in sends:
+        lead, value, brought = int(node.attrs["lead"]), node.inputs[0], brings.get(node.inputs[0], -1)
+        found.append(LeadingSend(lead, value if brought < 0 else plan.nodes[brought].inputs[0], brought))
+    return sorted(found, key=lambda send: -send.lead)
 
 
-def parts_of(plan: Plan, region: Region, sends: Sequence[PlanNode]) -> tuple[Region, ...]:
+def parts_of(plan: Plan, region: Region, sends: Sequence[LeadingSend]) -> tuple[Region, ...]:
     """The parts of ``region``, by the ``sends`` that lead, in the order in which they run; itself, if it is one."""
     made = set(region.outputs)
-    leads = dict.fromkeys(int(node.attrs["lead"]) for node in sends if node.inputs[0] in made)
+    leads = dict.fromkeys(send.lead for send in sends if send.value in made)
     if not leads:
         return (region,)
     needs = _Needs(plan, region)
-    groups = [needs.of([n.inputs[0] for n in sends if n.attrs["lead"] == lead]) for lead in leads]
+    groups = [needs.of([send.value for send in sends if send.lead == lead]) for lead in leads]
     groups.append(needs.rest())
     groups = [group for group in groups if group]
     anywhere = {n for group in groups for n in group if needs.is_anywhere(n)}
     if len(groups) < 2:
         return (region,)
     return regions_of(plan, groups, anywhere, region.outputs)
+
+
+def brought_out(part: Region, sends: Sequence[LeadingSend]) -> tuple[int, ...]:
+    """The nodes that bring what a part makes and sends ahead out of a device's memory: what comes after it waits for
+    them, as a device does one thing after another."""
+    return tuple(send.brought for send in sends if send.brought >= 0 and send.value in part.outputs)
 
 
 class _Needs:
