@@ -20,7 +20,7 @@ from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.prune import prune, reads_of
 from flowrt.sched.drivers.beginning import BeginReplica, BeginServer
 from flowrt.sched.drivers.inquiries import Look
-from flowrt.sched.policies import policy_to_data
+from flowrt.sched.policies import policy_to_data, together
 from flowrt.session.eager import evaluate
 from flowrt.train.built import name_of
 from flowrt.train.gathers import Asked, Gather, find_gathers
@@ -231,6 +231,7 @@ class ProgramParts:
             values=run.values[number],
             gather=self._gathers[task, run.homes(task)] if self._gathers_on(run, task, asked) else -1,
             keeps=self._twice,
+            together=together(self._trainer.policy, self._trainer.replicas, self._trainer.floor),
             **self._common,
         )
 

@@ -29,7 +29,7 @@ from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import Rendezvous
 from flowrt.sched.host.spares import Spares
 from flowrt.sched.host.variables import Variables
-from flowrt.sched.policies import AllOf, FirstOf, policy_to_data
+from flowrt.sched.policies import AllOf, FirstOf, policy_to_data, together
 from flowrt.sched.runs.iterations import Iterations
 
 RUN = 7
@@ -181,6 +181,7 @@ class World:
             gather=1 if self.rows else -1,
             seed=0,
             births=self.births,
+            together=together(self.policy, len(self.workers)),
         )
         await self.nodes[host.task].answer(role, epoch, plans.__getitem__)  # type: ignore[arg-type]
 

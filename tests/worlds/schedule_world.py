@@ -36,7 +36,7 @@ from flowrt.sched.drivers.inquiries import Look
 from flowrt.sched.drivers.messages import Allow
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.spares import Spares
-from flowrt.sched.policies import fixed_size, policy_to_data
+from flowrt.sched.policies import fixed_size, policy_to_data, together
 from flowrt.sched.replica.stopwatch import Stopwatch
 from flowrt.sched.runs.iterations import Iterations
 from flowrt.train.compression import PackingChoice
@@ -563,6 +563,7 @@ class World:
                 values=() if self.rows else (("", "w"),),
                 gather=GATHER if self.rows else -1,
                 floor=self.floor,
+                together=together(self.policy, count, self.floor),
             )
             for server in range(servers)
         )

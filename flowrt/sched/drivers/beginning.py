@@ -38,6 +38,8 @@ class BeginServer:
         keeps: Whether another server may have to say what this one was ordered, and knows no more: see `ApplyOrder`.
         floor: With how few replicas a version is made, where they come and go; 0 where all are counted on.
         births: Which process each server is; empty of one that nobody can name.
+        together: How many updates there are at least before it matters which of them came: as many are told server 0 at
+            once.
     """
 
     run: int
@@ -64,6 +66,7 @@ class BeginServer:
     detached: tuple[Any, ...] = ()
     births: tuple[str, ...] = ()
     packed: tuple[str, ...] = ()
+    together: int = 1
 
 
 @valueclass

@@ -244,16 +244,18 @@ class AskedRows:
 
 @valueclass
 class Held:
-    """To server 0: ``server`` holds its parts of a replica's update, or refused them as not ``finite``.
+    """To server 0: ``server`` holds its parts of the updates of ``replicas``, or refused them as not ``finite``.
 
-    ``square`` is the sum of the squares of their numbers, where the policy measures it.
+    ``seconds`` are for how long it has held each. ``square`` is the sum of the squares of their numbers, where the
+    policy measures it: then it is of one replica.
     """
 
     run: int
     server: int
     version: int
-    replica: int
+    replicas: tuple[int, ...]
     finite: bool
+    seconds: tuple[float, ...]
     square: float = nan
 
 
@@ -379,4 +381,5 @@ KINDS: tuple[type[Any], ...] = (
 
 # what makes messages of every step, of all their fields in order
 make_update, make_version, make_report = maker(Update), maker(NewVersion), maker(Report)
-make_allow, make_batch, make_order, make_applied = maker(Allow), maker(Batch), maker(ApplyOrder), maker(Applied)
+make_allow, make_batch, make_order = maker(Allow), maker(Batch), maker(ApplyOrder)
+make_held, make_applied = maker(Held), maker(Applied)

@@ -5,7 +5,7 @@ Law: pure; a policy is asked with the time, and answers. It knows no other room.
 
 from flowrt.sched.policies.adaptive import Adaptive
 from flowrt.sched.policies.all_of import AllOf
-from flowrt.sched.policies.asking import fewest, fixed_size
+from flowrt.sched.policies.asking import fewest, fixed_size, together
 from flowrt.sched.policies.asynchronous import Async
 from flowrt.sched.policies.bounded_staleness import BoundedStaleness
 from flowrt.sched.policies.deadline import Deadline
@@ -33,4 +33,5 @@ __all__ = [
     "policy_from_data",
     "policy_to_data",
     "recorded",
+    "together",
 ]

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from flowrt.base.errors import GraphError, Site
 from flowrt.sched.policies.all_of import AllOf
+from flowrt.sched.policies.first_of import FirstOf
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, site_of
 
 Answer = TypeVar("Answer")
@@ -70,6 +71,14 @@ def fewest(policy: Policy, least: int, most: int) -> int:
         return replicas
     policy.least(most)
     return most
+
+
+def together(policy: Policy, replicas: int, floor: int = 0) -> int:
+    """How many updates there are, at least, before it matters to ``policy`` which of them came, and when.
+
+    With a ``floor``, any number of replicas from that up may be there.
+    """
+    return policy.least(floor or replicas) if type(policy) in (AllOf, FirstOf) else 1
 
 
 def learns(policy: Policy) -> bool:

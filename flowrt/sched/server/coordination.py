@@ -41,11 +41,13 @@ from flowrt.sched.drivers.messages import (
     Report,
     Update,
     make_applied,
+    make_held,
     make_order,
 )
 from flowrt.sched.drivers.way import may_be
 from flowrt.sched.policies import asking, policy_from_data
 from flowrt.sched.server.reporting import Reporting
+from flowrt.sched.versions.batched import held_by
 from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.sched.versions.ledger import Cause, Stuck
 from flowrt.sched.versions.steady import Steady
@@ -194,11 +196,12 @@ class Coordination:
 
     def _note(self, message: Any, now: float) -> None:
         match message:
-            case Held(_, server, version, replica, finite, square):
+            case Held(_, server, version, replicas, finite, seconds, square):
                 if version <= self.version:
-                    self._reporting.whole[replica] = now
-                    samples = self._reporting.samples(replica)
-                    self._value = self._value.held(server, version, replica, finite, now, square, samples)[0]
+                    for replica, ago in zip(replicas, seconds, strict=True):
+                        self._reporting.hold(replica, now - ago)
+                    samples = [*map(self._reporting.samples, replicas)]
+                    self._value = held_by(self._value, server, version, replicas, finite, now, square, samples)
             case Applied(_, server, version, square):
                 self._applied(server, version, now, square)
             case Ready(_, replica, total):
@@ -248,7 +251,7 @@ class Coordination:
             if self._steady.fixed is not None:
                 self._give_order(now)
         else:
-            self._follow(Held(self._role.run, 0, version, replica, finite, square), now)
+            self._follow(make_held(self._role.run, 0, version, (replica,), finite, (0.0,), square), now)
 
     def applied(self, version: int, square: float) -> None:
         """Server 0 itself has applied the set of a version: see `Applied`."""

@@ -65,6 +65,10 @@ class Reporting:
         """Whose updates have come that may count."""
         return tuple(self._came)
 
+    def hold(self, replica: int, when: float) -> None:
+        """A server holds the update of ``replica`` since then."""
+        self.whole[replica] = max(when, self.whole.get(replica, 0.0))
+
     def samples(self, replica: int) -> int:
         """Of how many samples the update of ``replica`` was made."""
         came = self._came.get(replica)

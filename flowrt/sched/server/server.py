@@ -36,6 +36,7 @@ from flowrt.sched.drivers.messages import (
     Update,
     Wants,
     make_applied,
+    make_held,
     make_version,
 )
 from flowrt.sched.drivers.packing import Unpacking
@@ -120,6 +121,8 @@ class Server:
             self._expected = self._unpacking.expected
         self._counted = [-1] * len(role.replicas)  # by replica: the newest version of which its update is in a set
         self._squares = [nan] * len(role.replicas)  # of the newest update of each
+        self._unsaid: dict[int, float] = {}  # by replica: since when its update is here of which server 0 is to be told
+        self._said = 0  # of how many updates of the version it was told
         self._square = nan  # of what the variables were moved by last
         self._applying: asyncio.Task[None] | None = None
         self._untold = Untold[Parts](Shard.start(len(role.replicas), role.version, role.staleness))
@@ -296,13 +299,25 @@ class Server:
         return untold.keep(version, replica, tuple(parts), finite)
 
     def _say_held(self, replica: int, version: int, finite: bool) -> None:
-        role, square = self.role, self._squares[replica] if finite else nan
-        if self.coordination is None:
-            self.way.post(role.servers[0], Held(role.run, role.server, version, replica, finite, square))
+        """Have server 0 know of an update: of one that is refused at once, of others once these may make a set."""
+        if self.coordination is not None and len(self.role.servers) == 1:
+            self.coordination.hold(version, replica, finite, self._squares[replica] if finite else nan)
+        elif not finite:
+            self._tell_held(version, {replica: self.way.clock()}, False)
         else:
-            self.coordination.hold(version, replica, finite, square)
+            self._unsaid[replica] = self.way.clock()
+            if self._said + len(self._unsaid) >= self.role.together:
+                self._tell_held(version, self._unsaid, True)
+                self._said, self._unsaid = self._said + len(self._unsaid), {}
 
-    def _say(self, message: Applied | Failed) -> None:
+    def _tell_held(self, version: int, since: dict[int, float], finite: bool) -> None:
+        """Tell server 0 of updates that are here since then, by replica; where squares are measured, of one."""
+        role, now = self.role, self.way.clock()
+        seconds = tuple([now - at for at in since.values()])
+        square = self._squares[min(since)] if finite else nan
+        self._say(make_held(role.run, role.server, version, tuple(since), finite, seconds, square))
+
+    def _say(self, message: Held | Applied | Failed) -> None:
         """Tell server 0."""
         if self.coordination is None:
             self.way.post(self.role.servers[0], message)
@@ -310,10 +325,10 @@ class Server:
             self.coordination.hear(message)
 
     def _say_all(self) -> None:
-        role, shard = self.role, self._shard
+        role, shard, now = self.role, self._shard, self.way.clock()
         for replica, update in enumerate(shard.held):
             if update is not None or replica in shard.refused:
-                self._say_held(replica, shard.computed[replica], replica not in shard.refused)
+                self._tell_held(shard.computed[replica], {replica: now}, replica not in shard.refused)
         if shard.version > role.version:
             self._say(Applied(role.run, role.server, shard.version - 1, self._square))
 
@@ -382,7 +397,7 @@ class Server:
         step = version, len(role.replicas), len(role.replicas)
 
         def applied(_: Sequence[Array]) -> None:
-            self._shard = self._shard.applied(version)
+            self._shard, self._unsaid, self._said = self._shard.applied(version), {}, 0
             self._led.moved(version, updates, lasting, lambda: self._say_applied(version))
 
         def failed(error: BaseException) -> None:

@@ -31,7 +31,7 @@ def hold_all(
 
     As `Coordinator.held` of each server for each replica in turn, each part's numbers having the sum of squares
     ``square``, and `Coordinator.tick` whenever it is due, before what comes at the same time. All have begun the open
-    version and no server holds anything of theirs, and the policy takes no stale updates: else `InternalError`.
+    version, and the policy takes no stale updates: else `InternalError`.
     """
     quorum = coordinator.quorum
     if quorum.policy.staleness or quorum.closed_at is not None or coordinator.closing:
@@ -64,6 +64,41 @@ def hold_all(
         holders=_put_all(coordinator.holders, whole, everywhere),
         squares=_put_all(coordinator.squares, whole, total) if quorum.policy.measures else coordinator.squares,
     )
+
+
+def held_by(
+    coordinator: Coordinator,
+    server: int,
+    version: int,
+    replicas: Sequence[int],
+    finite: bool,
+    now: float,
+    square: float,
+    samples: Sequence[int],
+) -> Coordinator:
+    """As `Coordinator.held` of ``server`` for each of ``replicas`` in turn."""
+    if finite and len(replicas) > 1 and _are_alike(coordinator, server, version, replicas) and not any(samples):
+        others = {len(coordinator.holders[replica]) for replica in replicas}
+        if others == {coordinator.servers - 1} and coordinator.quorum.due is None:
+            return hold_all(coordinator, replicas, [now] * len(replicas))
+        if coordinator.servers - 1 not in others:
+            holders = [*coordinator.holders]
+            for replica in replicas:
+                holders[replica] |= {server}
+            return replace(coordinator, holders=tuple(holders))
+    for replica, count in zip(replicas, samples, strict=True):
+        coordinator = coordinator.held(server, version, replica, finite, now, square, count)[0]
+    return coordinator
+
+
+def _are_alike(of: Coordinator, server: int, version: int, replicas: Sequence[int]) -> bool:
+    """Whether each of ``replicas``, named once, computes the open version, which is undecided, and is news."""
+    quorum, policy = of.quorum, of.quorum.policy
+    if version != quorum.version or quorum.closed_at is not None or of.closing or not 0 <= server < of.servers:
+        return False
+    if policy.staleness or policy.measures or len({*replicas}.intersection(range(quorum.replicas))) < len(replicas):
+        return False
+    return all(of.standing[r] is Standing.RUNNING and server not in of.holders[r] for r in replicas)
 
 
 def _put_all(items: tuple[Item, ...], places: Sequence[int], item: Item) -> tuple[Item, ...]:

@@ -13,7 +13,7 @@ from iteration_world import RUN, World, begun
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import RemoteError
 from flowrt.sched.drivers.inquiries import Lacking, Look, Settle
-from flowrt.sched.drivers.messages import ApplyOrder, Ended, Lost, NewVersion, Stop, Update
+from flowrt.sched.drivers.messages import ApplyOrder, Ended, Held, Lost, NewVersion, Stop, Update
 from flowrt.sched.runs import iterations as iterations_module
 from flowrt.sched.runs.iterations import left_from_data
 from flowrt.sched.server.reporting import OUTCOMES
@@ -98,6 +98,31 @@ async def test_a_step_costs_an_update_and_a_version_for_each_replica_and_a_repor
         made.allow(4)
         made.settle()
         assert {kind: sent.count(kind) for kind in set(sent)} == {"NewVersion": 6, "Update": 6, "Report": 2}
+
+
+@pytest.mark.parametrize(("take", "spoiled", "expected"), [(None, (), [3]), (2, (), [2, 1]), (2, (0,), [1, 2])])
+async def test_a_server_tells_of_what_it_holds_once_that_may_make_a_set_and_of_what_it_refused_at_once(
+    take: int | None, spoiled: tuple[int, ...], expected: list[int]
+) -> None:
+    async with world(3, 2, take=take) as made:
+        made.spoiled.update(spoiled)
+        told: list[Held] = []
+        deliver = made.deliver
+
+        def note(sender: str, receiver: str) -> None:
+            if isinstance(message := made.ways[sender, receiver][0], Held):
+                told.append(message)
+            deliver(sender, receiver)
+
+        made.deliver = note  # type: ignore[method-assign]
+        for replica in range(3):
+            made.give(replica, 1, 2)
+        made.settle()
+        assert [len(message.replicas) for message in told] == expected
+        assert [replica for message in told if not message.finite for replica in message.replicas] == [*spoiled]
+        made.allow(1)
+        made.settle()
+        assert made.state() == [(-1, 1)] * 2
 
 
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import pytest
 import flowrt as fr
 from flowrt.base.valueclass import valueclass
 from flowrt.sched.policies import Close, Policy, Record, WaitUntil
-from flowrt.sched.versions.batched import hold_all
+from flowrt.sched.versions.batched import held_by, hold_all
 from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.sched.versions.quorum import Verdict
 
@@ -91,6 +91,31 @@ def test_updates_held_all_at_once_come_to_what_they_come_to_one_by_one(seed: int
         value, _ = value.order(now)
         for server in range(servers):
             value = value.publish(server, version, now, square)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_updates_that_one_server_tells_together_come_to_what_they_come_to_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    replicas, servers = rng.randint(1, 6), rng.randint(1, 4)
+    value = Coordinator.start(policies(rng, replicas), replicas, servers, allowed=1000)
+    for now in range(1, 150):
+        for replica in rng.sample(range(replicas), rng.choice([0, replicas])):
+            value = value.ready(replica, value.spent[replica] + 1, now)
+        some, server = rng.sample(range(replicas), rng.randint(1, replicas)), rng.randrange(servers)
+        version, finite = max(0, value.version - (rng.random() < 0.1)), rng.random() < 0.95
+        square, samples = rng.random(), [rng.choice([0, 5])] * len(some) if rng.random() < 0.2 else [0] * len(some)
+        single = value
+        for replica, count in zip(some, samples, strict=True):
+            single = single.held(server, version, replica, finite, now, square, count)[0]
+        value = held_by(value, server, version, some, finite, now, square, samples)
+        assert value == single
+        if value.quorum.closed_at is None and value.stuck() is not None:
+            value = value.abandon(now)
+        if value.quorum.closed_at is not None and rng.random() < 0.5:
+            value, _ = value.order(now)
+            for each in range(servers):
+                value = value.publish(each, value.version, now, square)
+    assert value.version > 0
 
 
 # ── against NumPy ────────────────────────────────────────────────────────────────────────────────────────────────────
