@@ -28,6 +28,7 @@ from flowrt.graph import (
     current_scope,
     device,
     name_scope,
+    scoped,
 )
 from flowrt.op import as_value
 from flowrt.ops.flow import group as group_ops
@@ -128,7 +129,8 @@ class Built:
         self._outside = current_scope()
         self.name = self.graph.claim_name(name, "replicated")
         self.container = self._outside.container
-        self._where = Servers(self._servers, split_above)
+        shares = len({*self.servers}) > 1 and not {*self.servers}.isdisjoint(self.nodes)
+        self._where = Servers(self._servers, split_above, self.copies if shares else None)
         self.tally = Tally(self.replicas)
         with name_scope(self.name.removeprefix(self._outside.prefix)):
             self._build(loss_fn, optimizer)
@@ -154,9 +156,7 @@ class Built:
 
     def _build(self, loss_fn: LossFn, optimizer: Optimizer) -> None:
         first = FirstCopy(self._where, self._outside, f"{current_scope().prefix}replica_0/")
-        self.scale = scale_of(optimizer)
-        if self.scale is not None:
-            self.scale.add_servers(self._servers)
+        self.scale, self._scope = scale_of(optimizer), current_scope()
         self._shared: list[SharedVariable] = first.found
         before = len(self.graph.nodes)
         self.towers = [
@@ -228,6 +228,8 @@ class Built:
                 metrics |= _told_beside(self.graph, before, metrics, who)
                 if self.scale is not None:
                     self.scale.variable()
+            if first is not None:
+                self._take_servers()
             if isinstance(source, LaterCopy):
                 source.check_all_given()
             local, skips, trainable = None, None, self._trainable(who)
@@ -241,6 +243,13 @@ class Built:
             parts = [self._of_server(pairs, server) for server in range(len(self._servers))]
             finite = [all_finite(part) if part and skips is None else None for part in parts]
         return Tower(replica, self.nodes[replica], inputs, loss, metrics, pairs, finite, local, skips)
+
+    def _take_servers(self) -> None:
+        """Have those take part that variables of the first copy went to."""
+        self._servers, self.servers = self._servers[: self._where.used], self.servers[: self._where.used]
+        if self.scale is not None:
+            with scoped(self._scope):
+                self.scale.add_servers(self._servers)
 
     def _trainable(self, who: str) -> list[Variable]:
         found = [variable for variable in self.variables if variable.trainable]

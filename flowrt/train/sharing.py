@@ -23,6 +23,8 @@ from flowrt.ops.state import Variable, split_variable, variables_from
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+SHARE = 1 << 14  # bytes of variables that pay for another server, which costs a step a message from and to each replica
+
 
 @valueclass
 class SharedVariable:
@@ -37,13 +39,16 @@ class SharedVariable:
 class Servers:
     """Where variables go: each, or each part of one, to the server that has the fewest bytes so far.
 
-    One of more than ``bound`` bytes is split by its rows, into a part for each server.
+    One of more than ``bound`` bytes is split by its rows, into a part for each server. With ``least`` no more servers
+    than these are used beyond what variables are worth: one for each `SHARE` bytes of what is not split.
     """
 
-    def __init__(self, devices: Sequence[str], bound: int | None = None) -> None:
+    def __init__(self, devices: Sequence[str], bound: int | None = None, least: int | None = None) -> None:
         self.devices = tuple(devices)
         self._bound = bound
+        self._least = least
         self._bytes = [0] * len(self.devices)
+        self.used = len(self.devices) if least is None else least  # the first so many
 
     def split(self, spec: Spec) -> int | None:
         """Into how many parts a variable is split that the program says nothing about; None for not at all."""
@@ -52,10 +57,15 @@ class Servers:
         parts = min(len(self.devices), spec.concrete[0])
         return parts if parts > 1 else None
 
-    def choose(self, nbytes: int) -> int:
-        """The server for a variable of ``nbytes``, counted as its own from now on."""
-        server = self._bytes.index(min(self._bytes))
+    def choose(self, nbytes: int, split: bool = False) -> int:
+        """The server for a variable of ``nbytes``, or for a part of one that is ``split``, counted from now on."""
+        if split or self._least is None:
+            most = len(self.devices)
+        else:
+            most = min(max((sum(self._bytes) + nbytes) // SHARE, self._least), len(self.devices))
+        server = self._bytes.index(min(self._bytes[:most]))
         self._bytes[server] += nbytes
+        self.used = max(self.used, server + 1)
         return server
 
 
@@ -81,7 +91,7 @@ class FirstCopy:
         else:
             rows = itertools.pairwise(row_bounds(parts, spec.concrete[0]))
             row = spec.nbytes // max(spec.concrete[0], 1)
-            servers = tuple(self._servers.choose((end - first) * row) for first, end in rows)
+            servers = tuple(self._servers.choose((end - first) * row, split=True) for first, end in rows)
             with variables_from(None), scoped(around):
                 made = split_variable(initial, dtype, name, trainable, parts, [self._device(s) for s in servers])
         self.found.append(SharedVariable(inner + (name or "variable"), made, servers, user_site()))

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 
 import flowrt as fr
+from flowrt.train import sharing
 
 SHARES = {"server_device": "/job:worker/task:{}"}
+
+
+@pytest.fixture
+def of_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little there is of variables, it is shared."""
+    monkeypatch.setattr(sharing, "SHARE", 1)
 
 
 def loss_fn(given: dict[str, fr.Tensor]) -> fr.Tensor:
@@ -43,6 +50,7 @@ async def trained(nodes: dict[str, int], steps: int, **where: Any) -> tuple[list
         return losses, list(await session.run(trainer.variables))
 
 
+@pytest.mark.usefixtures("of_little")
 @pytest.mark.timeout(120)
 async def test_shares_on_the_workers_are_moved_to_the_bits_of_one_server() -> None:
     losses, variables = await trained({"worker": 3}, 12, servers=3, **SHARES)
@@ -53,6 +61,7 @@ async def test_shares_on_the_workers_are_moved_to_the_bits_of_one_server() -> No
         np.testing.assert_array_equal(share, whole)
 
 
+@pytest.mark.usefixtures("of_little")
 @pytest.mark.timeout(120)
 async def test_a_worker_that_dies_takes_its_share_from_nobody() -> None:
     graph, trainer = build(fr.train.FirstOf(2), servers=3, copies=2, **SHARES)
@@ -71,6 +80,7 @@ async def test_a_worker_that_dies_takes_its_share_from_nobody() -> None:
     assert reports[-1].loss < reports[0].loss
 
 
+@pytest.mark.usefixtures("of_little")
 @pytest.mark.timeout(120)
 async def test_a_slow_worker_with_a_share_delays_nobody() -> None:
     graph, trainer = build(fr.train.FirstOf(2), servers=3, **SHARES)
@@ -82,3 +92,28 @@ async def test_a_slow_worker_with_a_share_delays_nobody() -> None:
     ):
         kept = [(await anext(steps)).kept for _ in range(20)]
     assert kept == [(0, 1)] * 20
+
+
+def held_by(*sizes: int, optimizer: Any = None, **where: Any) -> tuple[list[int], tuple[str, ...]]:
+    """How many floats each share has of a model of variables of these sizes, and who holds one."""
+
+    def loss(given: dict[str, fr.Tensor]) -> fr.Tensor:
+        return fr.add_n([fr.sum(fr.Variable(fr.zeros((size,)), name=f"v{n}")) for n, size in enumerate(sizes)])
+
+    with fr.Graph():
+        trainer = fr.train.Replicated(loss, {}, optimizer or fr.optim.SGD(0.1), 4, servers=4, **where)
+    return [sum(variable.spec.nbytes // 4 for variable in shard.variables) for shard in trainer.shards], trainer.servers
+
+
+def test_no_more_workers_hold_a_share_than_variables_are_worth_a_message() -> None:
+    tasks = tuple(f"/job:worker/task:{number}" for number in range(4))
+    few, many = [100] * 8, [3000, 5, 9000, 7, 9000, 3000]
+    assert held_by(*few, **SHARES) == ([800], tasks[:1])
+    assert held_by(*many, **SHARES) == ([3012, 9000, 9000, 3000], tasks)
+    assert held_by(*few, copies=2, **SHARES) == ([400, 400], tasks[:2])
+    assert held_by(*few) == ([200] * 4, tuple(f"/job:ps/task:{number}" for number in range(4)))
+    assert held_by(*few, server_device="/job:worker/task:0") == ([200] * 4, tasks[:1] * 4)
+    assert held_by(2000, split_above=4000, **SHARES) == ([500] * 4, tasks)
+    scaled = fr.LossScaled(fr.optim.SGD(0.1), 8.0, grow_every=9)
+    assert held_by(*few, optimizer=scaled, **SHARES) == ([802], tasks[:1])  # with a count of skipped steps
+    assert held_by(5, **SHARES, worker_device="") == ([5, 0, 0, 0], tasks)  # replicas may be anywhere
