@@ -6,14 +6,17 @@ The rules of gradients here ignore broadcasting: the walker sums a gradient down
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.spec import Spec
+from flowrt.base.plain import common_dtype
+from flowrt.base.spec import Spec, computed, is_float, is_half
+from flowrt.base.tracebacks import brief
 from flowrt.ops.comparison import equal, greater, less
-from flowrt.ops.inference import as_float, broadcast, carry, carry_each, merged
+from flowrt.ops.inference import as_float, broadcast, carry, carry_each, described, merged
 from flowrt.typed import op
 
 if TYPE_CHECKING:
@@ -56,6 +59,7 @@ __all__ = [
 ]
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 FAR = 40.0  # exp(-FAR²) is 0 as a float
 
 
@@ -307,3 +311,34 @@ def astype(x: Operand, dtype: DType, *, name: str | None = None) -> Result:
     where it is uint32) and is taken modulo its size, as NumPy does on most machines. NaN comes to 0.
     """
     return carry(Spec(dtype, x.dims), lambda value: value, x)
+
+
+def as_of(x: Any, dtype: Any) -> Any:
+    """``x`` as ``dtype``; itself where it is of that."""
+    return x if described(x).dtype == dtype else astype(x, dtype)
+
+
+def widened(x: Any) -> Any:
+    """``x`` as it is computed with: floats of 16 bits as float32, which holds what several ops come to in between."""
+    return as_of(x, computed(described(x).dtype))
+
+
+def rounded_once(function: F) -> F:
+    """Decorator of a function made of several ops: of floats of 16 bits these compute in float32, and its answers alone
+    are rounded. So no square or sum in between is beyond what such floats hold."""
+
+    @brief
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        tensors = [x.dtype for x in (*args, *kwargs.values()) if hasattr(x, "dtype") and is_float(x.dtype)]
+        if not any(map(is_half, tensors)):
+            return function(*args, **kwargs)
+        dtype = common_dtype(tensors)
+        found = function(*map(_wide, args), **{name: _wide(value) for name, value in kwargs.items()})
+        return tuple(as_of(y, dtype) for y in found) if isinstance(found, tuple) else as_of(found, dtype)
+
+    return cast("F", called)
+
+
+def _wide(x: Any) -> Any:
+    return widened(x) if hasattr(x, "dtype") and is_half(x.dtype) else x

@@ -22,6 +22,7 @@ from flowrt.ops.elementwise import (
     floor_divide,
     multiply,
     remainder,
+    rounded_once,
     rsqrt,
     square,
     subtract,
@@ -52,6 +53,7 @@ def bias_add(x: Operand, bias: Operand) -> TensorOrArray:
 
 
 @whole
+@rounded_once
 @located("batch_norm")
 def batch_norm(
     x: Operand,
@@ -78,6 +80,7 @@ def batch_norm(
 
 
 @whole
+@rounded_once
 @located("layer_norm")
 def layer_norm(
     x: Operand, scale: Operand | None = None, offset: Operand | None = None, axis: Axes = -1, epsilon: float = 1e-5

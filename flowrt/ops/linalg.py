@@ -13,7 +13,7 @@ from flowrt.base.traits import Contraction
 from flowrt.op import whole
 from flowrt.ops.comparison import equal, not_equal
 from flowrt.ops.elementwise import abs as magnitude
-from flowrt.ops.elementwise import astype, pow, sqrt, square, where
+from flowrt.ops.elementwise import astype, pow, rounded_once, sqrt, square, where
 from flowrt.ops.inference import as_float, broadcast, described
 from flowrt.ops.precision import BITS, as_product
 from flowrt.ops.reduce import max, min, sum
@@ -152,6 +152,7 @@ def check_bias(bias: Spec, weights: Spec, activation: str) -> None:
 
 
 @whole
+@rounded_once
 @located("norm")
 def norm(x: Operand, ord: float | str | None = None, axis: Axes = None, keepdims: bool = False) -> TensorOrArray:
     """The norm of the vectors along ``axis``, or of the matrices in two axes; that of all entries if both are None.

@@ -11,7 +11,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.spec import Spec, normal_axes
 from flowrt.ops.elementwise import negative, subtract
 from flowrt.ops.inference import as_float, broadcast, merged
-from flowrt.ops.reduce import count_each, onto, reduced, spread
+from flowrt.ops.reduce import onto, over_count, reduced, spread
 from flowrt.ops.shape import expand_dims
 from flowrt.ops.source import shape_of
 from flowrt.typed import op
@@ -37,8 +37,7 @@ def moments(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str 
 @moments.gradient
 def moments_grad(node: Node, dmean: Tensor, dvariance: Tensor) -> tuple[Any, ...]:
     x, middle = node.inputs[0], node.outputs[0]
-    count = count_each(node, middle.dtype)
-    slopes = 2.0 * dvariance / count, dmean / count
+    slopes = over_count(2.0 * dvariance, node), over_count(dmean, node)
     return (standardize(x, *(_beside(value, node) for value in (middle, *slopes))),)
 
 

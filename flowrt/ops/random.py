@@ -20,7 +20,7 @@ from flowrt.base.attributes import frozen
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import located
-from flowrt.base.spec import is_float
+from flowrt.base.spec import as_dtype, is_float, is_half
 from flowrt.graph import Graph
 from flowrt.op import as_value, builder_for
 from flowrt.ops.elementwise import add, astype, exp, minimum, multiply, remainder, subtract
@@ -168,8 +168,13 @@ def uniform(
 
     With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
     """
+    least, limit = _number("low", low), _number("high", high)
     seed, stream, iterations = _key("random_uniform", shape, seed, name)
-    return random_uniform(shape, iterations, _number("low", low), _number("high", high), dtype, seed, stream, name=name)
+    if not is_half(as_dtype(dtype)):
+        return random_uniform(shape, iterations, least, limit, dtype, seed, stream, name=name)
+    half = as_dtype(dtype).type
+    drawn = random_uniform(shape, iterations, least, limit, dtype, seed, stream)
+    return minimum(drawn, np.nextafter(half(limit), half(least)), name=name)  # of what is rounded up to the limit
 
 
 @located("log_uniform")

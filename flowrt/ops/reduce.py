@@ -19,7 +19,20 @@ from flowrt.base.spec import Shape, Spec, agree, normal_axes
 from flowrt.base.traits import Arranged, Reduction
 from flowrt.op import whole
 from flowrt.ops.comparison import equal, isfinite
-from flowrt.ops.elementwise import add, astype, divide, exp, log, sqrt, square, subtract, where
+from flowrt.ops.elementwise import (
+    add,
+    as_of,
+    astype,
+    divide,
+    exp,
+    log,
+    rounded_once,
+    sqrt,
+    square,
+    subtract,
+    where,
+    widened,
+)
 from flowrt.ops.flow import stop_gradient
 from flowrt.ops.inference import as_float, carry, described, filled
 from flowrt.ops.source import shape_of
@@ -84,10 +97,16 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | N
 
 @mean.gradient
 def mean_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (_spread_like(dy / count_each(node, dy.dtype), node),)
+    return (_spread_like(over_count(dy, node), node),)
 
 
-def count_each(node: Node, dtype: Any) -> Any:
+def over_count(dy: Tensor, node: Node) -> Any:
+    """``dy`` over how many entries come to one result, which floats of 16 bits may not hold."""
+    wide = widened(dy)
+    return as_of(wide / _count_each(node, wide.dtype), dy.dtype)
+
+
+def _count_each(node: Node, dtype: Any) -> Any:
     """How many entries come to one result of a reduction, 1 at least: a number, or a tensor where sizes are open."""
     x, y = node.inputs[0], node.outputs[0]
     axes = () if x.spec.dims is None else normal_axes(node.attrs["axis"], x.spec.rank)
@@ -113,8 +132,9 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | No
 
 def _shared_by_the_equal(node: Node, dy: Tensor) -> Any:
     hit = equal(node.inputs[0], _spread_like(node.outputs[0], node))
-    ways = sum(astype(hit, dy.dtype), node.attrs["axis"], node.attrs["keepdims"])
-    return where(hit, _spread_like(dy / ways, node), 0)
+    wide = widened(dy)
+    ways = sum(astype(hit, wide.dtype), node.attrs["axis"], node.attrs["keepdims"])
+    return where(hit, _spread_like(as_of(wide / ways, dy.dtype), node), 0)
 
 
 @op(reduction=Reduction("multiply"))
@@ -173,6 +193,7 @@ def _position(x: Spec, axis: Any, keepdims: bool) -> Spec:
 
 
 @whole
+@rounded_once
 @located("logsumexp")
 def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> TensorOrArray:
     """The logarithm of the sum of ``exp(x)`` over ``axis``, without overflow; of integers in float64."""
@@ -183,12 +204,14 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> TensorOr
     return add(log(total), top if keepdims else sum(top, axis))  # of one entry each
 
 
+@rounded_once
 @fitting
 def var(x: Operand, axis: Axes = None, keepdims: bool = False) -> TensorOrArray:
     """The mean square distance from the mean over ``axis``, as NumPy's: over the count, not one less."""
     return mean(square(subtract(x, mean(x, axis, True))), axis, keepdims)
 
 
+@rounded_once
 @fitting
 def std(x: Operand, axis: Axes = None, keepdims: bool = False) -> TensorOrArray:
     """The root of `var`. Its gradient is NaN where all entries are equal."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.locating import fitting
 from flowrt.op import as_value
-from flowrt.ops.elementwise import add_n, divide, maximum, multiply, sqrt, square
+from flowrt.ops.elementwise import add_n, as_of, divide, maximum, multiply, sqrt, square, widened
+from flowrt.ops.inference import described
 from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.routing import SplitGradient
 from flowrt.ops.slices import IndexedSlices, group_rows, sum_rows
@@ -21,19 +22,22 @@ if TYPE_CHECKING:
 
 
 @fitting
-def clip_by_global_norm(grads: Sequence[Any], norm: float) -> tuple[list[Any], Tensor]:
+def clip_by_global_norm(grads: Iterable[Any], norm: float) -> tuple[list[Any], Tensor]:
     """``grads`` scaled down together so that their global norm is at most ``norm``, and the norm they had.
 
-    The global norm is the root of the sum of all squares. Gradients of None stay None. Pascanu et al., "On the
-    difficulty of training recurrent neural networks", ICML 2013.
+    The global norm is the root of the sum of all squares, in float32 where these are floats of 16 bits. Gradients of
+    None stay None. Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013.
     """
     if isinstance(norm, Real) and not norm > 0:
         raise GraphError(f"{user_site()}: norm, to which gradients are clipped, is more than 0, not {norm!r}")
+    if not isinstance(grads, Iterable) or hasattr(grads, "__tensor__"):
+        raise GraphError(f"{user_site()}: several gradients are clipped together, not {grads!r:.80}")
+    grads = list(grads)
     given = [part for g in grads for part in (g.parts if isinstance(g, SplitGradient) else (g,))]
     present = [_summed(g) for g in given if g is not None]
     if not present:
         raise GraphError(f"{user_site()}: there are no gradients to clip")
-    total: Tensor = sqrt(add_n([sum_(square(g)) for g in present]))
+    total: Tensor = sqrt(add_n([sum_(square(widened(g))) for g in present]))
     scale = divide(norm, maximum(total, norm))
     return [None if g is None else _scaled(g, scale) for g in grads], total
 
@@ -50,5 +54,5 @@ def _scaled(gradient: Any, scale: Any) -> Any:
     if isinstance(gradient, SplitGradient):
         return gradient.map(lambda part: _scaled(part, scale))
     if not isinstance(gradient, IndexedSlices):
-        return multiply(gradient, scale)
-    return replace(gradient, values=multiply(gradient.values, scale))
+        return as_of(multiply(gradient, scale), described(gradient).dtype)
+    return replace(gradient, values=_scaled(gradient.values, scale))

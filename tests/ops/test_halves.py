@@ -330,3 +330,56 @@ def halve_entries(x: Any, y: Any) -> None:
 def test_a_programs_own_kernel_is_given_float32(half: str) -> None:
     x = np.array([[1, 3], [5, 0.1]], HALVES[half])
     assert_same(entries_halved(x), (x.astype("float32") * np.float32(0.5)).astype(HALVES[half]))
+
+
+# ── what they do not hold ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@both
+@pytest.mark.parametrize("declared", [70_000, None])
+async def test_slopes_are_shared_by_more_entries_than_they_count(half: str, declared: int | None) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder(half, (declared,))
+        slopes = [fr.gradients(y, [x])[0] for y in (fr.mean(x), fr.max(x), fr.nn.moments(x)[0])]
+    async with fr.Session(graph) as session:
+        for slope in await session.run(slopes, {x: np.ones(70_000, HALVES[half])}):
+            assert_same(slope, np.full(70_000, np.float32(1 / 70_000)).astype(HALVES[half]))
+
+
+@both
+def test_what_several_ops_come_to_in_between_is_of_float32(half: str) -> None:
+    x = np.array([[300, -300, 600, 0], [7, 7, 7, 7]], HALVES[half])
+    ones = np.zeros(70_000, HALVES[half])
+    for answer in (
+        lambda x, ones: fr.nn.layer_norm(x, epsilon=1e-12),
+        lambda x, ones: fr.nn.batch_norm(x, axis=(0,), epsilon=1e-12)[0],
+        lambda x, ones: fr.norm(x),
+        lambda x, ones: fr.std(x, axis=1),
+        lambda x, ones: fr.var(x, axis=1),
+        lambda x, ones: fr.logsumexp(ones),
+    ):
+        assert_same(answer(x, ones), answer(x.astype("float32"), ones.astype("float32")).astype(HALVES[half]))
+    assert fr.nn.layer_norm(x, np.ones(4, "float32")).dtype == "float32"
+
+
+@both
+async def test_gradients_are_clipped_by_a_norm_that_they_do_not_hold(half: str) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder(half, (4,))
+        (clipped,), norm = fr.optim.clip_by_global_norm([x], 1.0)
+    async with fr.Session(graph) as session:
+        found, whole = await session.run([clipped, norm], {x: np.full(4, 200, HALVES[half])})
+    assert whole == 400
+    assert_same(found, np.full(4, 0.5, HALVES[half]))
+
+
+@both
+def test_random_numbers_are_never_the_limit_that_is_left_out(half: str) -> None:
+    wide = fr.random.uniform((1 << 16,), -1.0, 3.0, seed=3)
+    found = fr.random.uniform((1 << 16,), -1.0, 3.0, half, seed=3)
+    rounded = wide.astype(HALVES[half])
+    reached = rounded == 3
+    assert reached.any()
+    assert_same(found[~reached], rounded[~reached])
+    assert (found[reached].astype("float32") < 3).all()
+    assert (fr.random.uniform((4,), 2.0, 2.0, half, seed=3) == 2).all()
