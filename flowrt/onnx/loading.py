@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,8 @@ def _weights(
     asked = _trained(model, trainable)
     variables: dict[str, Variable] = {}
     for tensor in model.graph.initializer:
+        if tensor.name in values:
+            reader.refusals[f"the weight {tensor.name!r}: it is there twice"] = None
         try:
             array = array_of(tensor)
         except FlowrtError as error:
@@ -153,6 +156,9 @@ def _given(reader: ModelReader, model: Any, values: dict[str, Any], inputs: Mapp
     unknown = sorted(set(inputs) - set(_in_order(model)))
     if unknown:
         raise GraphError(f"{user_site()}: the model has no inputs {unknown}; it has {_in_order(model)}")
+    for name, count in Counter(_in_order(model)).items():
+        if count > 1:
+            reader.refusals[f"the input {name!r}: it is there {count} times"] = None
     for value in model.graph.input:
         if value.name in values and value.name not in inputs:
             continue

@@ -532,3 +532,38 @@ def test_recurrent_layers_are_trained_further(op: str) -> None:
         assert session.run(loss, {model.inputs["x"]: x}) < first
     assert sorted(model.variables) == ["r", "w"]
     np.testing.assert_allclose(first, np.square(run_of(proto, x=x)).sum(), rtol=1e-5)
+
+
+NAMED = {
+    "another node": [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["y"], name="it")],
+    "an input": [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["y"], ["x"], name="it")],
+    "a weight": [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["w"], name="it")],
+    "the node itself": [helper.make_node("Split", ["x"], ["y", "y"], name="it", num_outputs=2)],
+}
+
+
+@pytest.mark.parametrize("whose", NAMED)
+def test_a_node_that_makes_what_has_the_name_of_something_else_is_refused(whose: str) -> None:
+    model = model_of(NAMED[whose], {"x": ("float32", (2,))}, ["y"], {"w": np.ones(2, "float32")})
+    with pytest.raises(fr.GraphError, match=r"\'it\': it makes \'[xyw]\', which is there already"):
+        fr.onnx.load(model)
+
+
+def test_inputs_and_weights_of_one_name_are_refused() -> None:
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    model = model_of([node], {"x": ("float32", (2,))}, ["y"], {"w": np.ones(2, "float32")})
+    model.graph.input.append(model.graph.input[0])
+    model.graph.initializer.append(model.graph.initializer[0])
+    with pytest.raises(fr.GraphError, match=r"the weight 'w': it is there twice\n  the input 'x': it is there 2 times"):
+        fr.onnx.load(model)
+
+
+def test_a_branch_may_name_its_own_as_those_around_it_are_named() -> None:
+    out = helper.make_tensor_value_info("z", TensorProto.FLOAT, (2,))
+    nodes = [helper.make_node("Neg", ["x"], ["t"]), helper.make_node("Abs", ["t"], ["z"])]
+    branch = helper.make_graph(nodes, "b", [], [out])
+    around = [helper.make_node("Exp", ["x"], ["t"]), helper.make_node("Identity", ["t"], ["e"])]
+    choose = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    model = model_of([*around, choose], {"x": ("float32", (2,)), "c": ("bool", ())}, ["y"])
+    x = np.float32([-1, 2])
+    np.testing.assert_array_equal(run_of(model, x=x, c=np.array(True)), np.abs(x))

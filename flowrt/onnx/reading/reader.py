@@ -7,7 +7,7 @@ that one error tells all that stands in the way.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -196,11 +196,25 @@ class ModelReader:
         self.channels_last: dict[Tensor, Tensor] = {}
         self._depth = self._nodes = 0
 
-    def read(self, nodes: Iterable[Any], values: dict[str, Value], given: Mapping[str, Any] | None = None) -> None:
-        """Add to ``values`` what ``nodes`` answer; ``given`` are the attributes of the function that they lie in."""
+    def read(
+        self,
+        nodes: Iterable[Any],
+        values: dict[str, Value],
+        given: Mapping[str, Any] | None = None,
+        own: Collection[str] | None = None,
+    ) -> None:
+        """Add to ``values`` what ``nodes`` answer; ``given`` are the attributes of the function that they lie in.
+
+        ``own`` are those of their graph, where others around it are among them, too: a graph has one value of a name.
+        """
+        taken = set(values if own is None else own)
         for node in nodes:
             answers = self._answers(node, values, given or {})
             names = [name for name in node.output if name]
+            for name in names:
+                if name in taken:
+                    self._refuse(node, f"it makes {name!r}, which is there already")
+                taken.add(name)
             found = dict(zip(node.output, answers, strict=False))
             values.update({name: UNREAD if found.get(name) is None else found[name] for name in names})
 
@@ -209,10 +223,11 @@ class ModelReader:
         if len(graph.input) != len(arguments):
             raise Unreadable(f"its body takes {len(graph.input)} values, and it has {len(arguments)} for it")
         inside = dict(values)
-        inside.update({tensor.name: array_of(tensor) for tensor in graph.initializer})
-        inside.update(zip([value.name for value in graph.input], arguments, strict=True))
+        own = {tensor.name: array_of(tensor) for tensor in graph.initializer}
+        own.update(zip([value.name for value in graph.input], arguments, strict=True))
+        inside.update(own)
         with self._deeper():
-            self.read(graph.node, inside)
+            self.read(graph.node, inside, own=own)
         answers = [inside.get(value.name, UNREAD) for value in graph.output]
         if any(answer is UNREAD for answer in answers):
             raise Unreadable
