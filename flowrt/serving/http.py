@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RETRY_SECONDS = 1  # after which who was refused may ask again
+IDLE_SECONDS = 75.0  # of a connection on which no whole request comes
 _log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -81,7 +82,11 @@ class Face:
         Raises `ResourceError` where it cannot listen.
         """
         runner = web.AppRunner(
-            self.application, handler_cancellation=True, access_log=None, shutdown_timeout=self._batching.timeout
+            self.application,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=self._batching.timeout,
+            keepalive_timeout=IDLE_SECONDS,
         )
         await runner.setup()
         try:

@@ -17,7 +17,7 @@ from yarl import URL
 
 import flowrt as fr
 from flowrt.base.errors import AuthenticationError, BrokenStream, GraphError, ResourceError
-from flowrt.serving import Batching, protocol
+from flowrt.serving import Batching, http, protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,6 +180,16 @@ async def test_who_does_not_read_an_answer_in_time_is_cut_off(
         writer.close()
         assert server._face._here == 0
         assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\n"])
+async def test_who_sends_no_whole_request_is_cut_off(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "IDLE_SECONDS", 0.05)
+    async with serving(doubling()) as (server, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        assert await reader.read() == b""
+        writer.close()
 
 
 async def test_an_answer_counts_among_what_is_here_until_it_is_read_or_nobody_is_there(
