@@ -50,9 +50,12 @@ class LossScaled(Optimizer):
     """
 
     def __init__(self, optimizer: Optimizer, scale: float = 2.0**15, *, grow_every: int | None = 2000) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise GraphError(f"{user_site()}: a loss is scaled for an optimiser, not {optimizer!r:.80}")
         super().__init__(optimizer.lr)
-        if not LEAST <= scale <= MOST or np.frexp(scale)[0] != 0.5:
-            raise GraphError(f"{user_site()}: a loss is scaled by a power of two from 2**-14 to 2**24, not {scale!r}")
+        if not isinstance(scale, (int, float, np.floating)) or not LEAST <= scale <= MOST or np.frexp(scale)[0] != 0.5:
+            got = f"{scale!r:.80}"
+            raise GraphError(f"{user_site()}: a loss is scaled by a power of two from 2**-14 to 2**24, not {got}")
         if grow_every is not None and (not isinstance(grow_every, int) or grow_every < 1):
             raise GraphError(f"{user_site()}: grow_every is a number of steps, or None, not {grow_every!r}")
         self.optimizer, self.scale, self.grow_every = optimizer, float(scale), grow_every

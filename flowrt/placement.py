@@ -9,7 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.device import Device
-from flowrt.base.errors import GraphError, PlacementError, user_site
+from flowrt.base.errors import GraphError, PlacementError, path_of, user_site
 from flowrt.base.familiar import answering
 from flowrt.base.valueclass import valueclass
 
@@ -59,11 +59,19 @@ class Auto(Rules):
         profile = _by_pattern("profile", self.profile, '{"left/*": 2e-3}')
         numbers: list[tuple[str, Any]] = [("bandwidth", self.bandwidth), ("latency", self.latency), *profile.items()]
         for name, value in numbers:
-            if not (isinstance(value, Real) and float(value) >= 0) or (name == "bandwidth" and value == 0):
+            if not _is_number(value) or (name == "bandwidth" and value == 0):
                 raise PlacementError(
                     f"{user_site()}: {name} of fr.placement.Auto is a positive number, in seconds or bytes a second, "
                     f"not {value!r:.80}"
                 )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether ``value`` is a number from 0 up that a float can be."""
+    try:
+        return isinstance(value, Real) and float(value) >= 0
+    except OverflowError:
+        return False
 
 
 def _by_pattern(what: str, given: Any, example: str) -> Mapping[str, Any]:
@@ -86,8 +94,9 @@ def profile_of(path: str | os.PathLike[str]) -> dict[str, float]:
     from glob import escape
     from statistics import median
 
+    path = path_of(path, "a trace")
     try:
-        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
+        with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
             events = json.load(file)["traceEvents"]
         launches = [event for event in events if event.get("cat") == "launch"]
         spans: dict[Any, tuple[float, float]] = {}

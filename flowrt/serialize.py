@@ -14,7 +14,7 @@ import numpy as np
 
 from flowrt.base.codec import pack, unpack
 from flowrt.base.device import Device
-from flowrt.base.errors import BrokenStream, FlowrtError, GraphError, Site
+from flowrt.base.errors import BrokenStream, FlowrtError, GraphError, Site, user_site
 from flowrt.base.partitioning import Partition, row_bounds
 from flowrt.base.plan import attrs_to_data, plan_from_data, spec_from_data, spec_to_data
 from flowrt.base.spec import Spec, as_dtype
@@ -43,6 +43,8 @@ def graph_from_bytes(data: bytes) -> Graph:
     Raises `BrokenStream` for what is no graph, and `GraphError` where an op is not known here or does not accept its
     inputs and attributes.
     """
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise GraphError(f"{user_site()}: a graph is read of the bytes that to_bytes wrote, not of {data!r:.80}")
     return graph_from_data(unpack(data))
 
 

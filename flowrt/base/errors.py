@@ -220,6 +220,15 @@ def user_site() -> Site:
     return _site(frame.f_code.co_filename, frame.f_lineno)
 
 
+def path_of(value: Any, what: str) -> str:
+    """``value`` as the path of ``what``; raises `GraphError` for any other thing, as a number, which names a descriptor
+    that is somebody's."""
+    path = os.fsdecode(value) if isinstance(value, (str, bytes, os.PathLike)) else "\0"
+    if "\0" in path:
+        raise GraphError(f"{user_site()}: {what} is told by its path, not {value!r:.80}")
+    return path
+
+
 def not_written(path: str | os.PathLike[str], error: OSError) -> GraphError:
     """The error of a file that could not be written."""
     folder = os.path.dirname(os.fspath(path)) or "."

@@ -20,7 +20,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from flowrt.base.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError
+from flowrt.base.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError, path_of
 from flowrt.base.locating import fitting
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, unmark
@@ -81,7 +81,7 @@ class ClusterSpec:
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """Read a TOML file with a list of addresses per job, and perhaps a ``token_file``."""
         try:
-            with open(path, "rb") as file:
+            with open(path_of(path, "a cluster file"), "rb") as file:
                 data = tomllib.load(file)
         except (OSError, ValueError) as error:
             raise GraphError(f"cannot read the cluster file {os.fspath(path)}: {error}") from error

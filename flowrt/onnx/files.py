@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
 
-from flowrt.base.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, path_of, user_site
 from flowrt.onnx.converting import OLDEST, domain_of
 
 
@@ -22,7 +21,7 @@ def model_from(given: Any) -> Any:
         return _whole(given)
     if isinstance(given, (bytes, bytearray, memoryview)):
         return _whole(_parsed(bytes(given), "the bytes"))
-    path = Path(os.fspath(given))
+    path = Path(path_of(given, "a model of ONNX, unless it is its bytes or a ModelProto,"))
     try:
         model = _parsed(path.read_bytes(), str(path))
         onnx.load_external_data_for_model(model, str(path.parent))

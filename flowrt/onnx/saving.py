@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,13 +10,15 @@ import onnx
 from onnx import helper
 
 import flowrt.onnx.writing  # noqa: F401  (how ops are said)
-from flowrt.base.errors import GraphError, not_written, user_site
+from flowrt.base.errors import GraphError, not_written, path_of, user_site
 from flowrt.base.locating import fitting
 from flowrt.onnx.types import element_of
 from flowrt.onnx.writing.writer import OPSET, GraphWriter, Shared, applied_of, initializer
 from flowrt.ops.body import between
 
 if TYPE_CHECKING:
+    import os
+
     from flowrt.graph import Graph, Tensor
 
 FORMAT = 10  # the format that came with the opset
@@ -48,10 +49,12 @@ def save(
     Open sizes are called ``input_axis``. Weights of more than 1 GiB in all, or if ``weights_beside``, lie in a file
     beside it, of its name and ``.data``. Raises `GraphError` with all that ONNX has nothing for.
     """
-    found = model_of(model, dict(metadata or getattr(model, "metadata", {})))
+    target = Path(path_of(path, "a model's file"))
+    if not all(isinstance(getattr(model, name, None), Mapping) for name in ("inputs", "outputs")):
+        raise GraphError(f"{user_site()}: save takes a path and a model, as of fr.serving.freeze, not {model!r:.80}")
+    found = model_of(model, _told(metadata or getattr(model, "metadata", {})))
     total = sum(len(tensor.raw_data) for tensor in found.graph.initializer)
     beside = total > MOST_INSIDE if weights_beside is None else weights_beside
-    target = Path(os.fspath(path))
     try:
         if beside:
             data = f"{target.name}.data"
@@ -61,6 +64,13 @@ def save(
             target.write_bytes(found.SerializeToString())
     except OSError as error:
         raise not_written(path, error) from None
+
+
+def _told(metadata: Any) -> dict[str, str]:
+    """What a model says of itself, if it can."""
+    if isinstance(metadata, Mapping) and all(isinstance(text, str) for pair in metadata.items() for text in pair):
+        return dict(metadata)
+    raise GraphError(f"{user_site()}: metadata are texts by name, as {{'author': 'me'}}, not {metadata!r:.80}")
 
 
 def model_of(model: Writable, metadata: Mapping[str, str]) -> Any:

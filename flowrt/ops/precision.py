@@ -21,7 +21,7 @@ from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
-    from flowrt.op import Op
+    from flowrt.op import DType, Op
     from flowrt.typed import Operand, Result
 
 __all__ = ["mixed_precision"]
@@ -76,7 +76,7 @@ WIDENING = {widen.name: (dtype, widen) for dtype, (_, widen) in WAYS.items()}
 
 
 @contextmanager
-def mixed_precision(dtype: str = "bfloat16") -> Iterator[None]:
+def mixed_precision(dtype: DType = "bfloat16") -> Iterator[None]:
     """Inside, matrices and images are multiplied as ``dtype``, "bfloat16" or "float16", and added up in float32.
 
     What PyTorch calls autocast, and JAX a policy: float32 operands of `matmul`, what is built of it (`einsum`,
@@ -87,9 +87,10 @@ def mixed_precision(dtype: str = "bfloat16") -> Iterator[None]:
     With float16, whose least positive number is 6e-8, scale the loss: `flowrt.LossScaled`. Micikevicius et al.,
     "Mixed precision training", ICLR 2018.
     """
-    if dtype != "float32" and dtype not in WAYS:
+    name = dtype.name if isinstance(dtype, np.dtype) else getattr(dtype, "__name__", dtype)
+    if not isinstance(name, str) or (name != "float32" and name not in WAYS):
         raise GraphError(f"{user_site()}: mixed precision is of 'bfloat16' or 'float16', not {dtype!r}")
-    with _products_of(dtype):
+    with _products_of(name):
         yield
 
 

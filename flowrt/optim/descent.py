@@ -27,7 +27,7 @@ from flowrt.ops.moves import (
 )
 from flowrt.ops.rows import adagrad_rows, adam_rows, add_rows, momentum_rows, rmsprop_rows
 from flowrt.ops.state import of_dtype
-from flowrt.optim.optimizer import Optimizer, in_common, moved_by, number, slot
+from flowrt.optim.optimizer import Optimizer, checked_number, in_common, moved_by, number, slot
 
 if TYPE_CHECKING:
     from flowrt.graph import Node
@@ -53,7 +53,7 @@ class Momentum(Optimizer):
 
     def __init__(self, lr: Any, momentum: float, nesterov: bool = False) -> None:
         super().__init__(lr)
-        self.momentum = momentum
+        self.momentum = checked_number("momentum", momentum)
         self.nesterov = nesterov
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
@@ -78,8 +78,8 @@ class AdaGrad(Optimizer):
 
     def __init__(self, lr: Any, initial_accumulator_value: float = 0.1, epsilon: float = 1e-7) -> None:
         super().__init__(lr)
-        self.initial_accumulator_value = initial_accumulator_value
-        self.epsilon = epsilon
+        self.initial_accumulator_value = checked_number("initial_accumulator_value", initial_accumulator_value)
+        self.epsilon = checked_number("epsilon", epsilon)
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         accumulator = slot(variable, "accumulator", self.initial_accumulator_value)
@@ -103,9 +103,9 @@ class RMSProp(Optimizer):
 
     def __init__(self, lr: Any, decay: float = 0.9, momentum: float = 0.0, epsilon: float = 1e-7) -> None:
         super().__init__(lr)
-        self.decay = decay
-        self.momentum = momentum
-        self.epsilon = epsilon
+        self.decay = checked_number("decay", decay)
+        self.momentum = checked_number("momentum", momentum)
+        self.epsilon = checked_number("epsilon", epsilon)
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         mean_square = slot(variable, "mean_square")
@@ -142,7 +142,7 @@ class Adam(Optimizer):
                 raise GraphError(f"{user_site()}: {name} must be from 0 up to 1, which is left out, got {beta}")
         self.beta1 = beta1
         self.beta2 = beta2
-        self.epsilon = epsilon
+        self.epsilon = checked_number("epsilon", epsilon)
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         first, second = slot(variable, "first_moment"), slot(variable, "second_moment")
@@ -193,7 +193,7 @@ class AdamW(Adam):
         self, lr: Any, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, weight_decay: float = 0.01
     ) -> None:
         super().__init__(lr, beta1, beta2, epsilon)
-        self.weight_decay = weight_decay
+        self.weight_decay = checked_number("weight_decay", weight_decay)
 
     def _moved(self, variable: Variable, tensors: Sequence[Any], numbers: Sequence[Any]) -> tuple[Any, ...]:
         held = of_dtype(variable, computed(variable.dtype), cast=True)

@@ -48,10 +48,7 @@ class Optimizer(OptimizerElsewhere, ABC):
 
     @fitting
     def __init__(self, lr: Any) -> None:
-        number = isinstance(lr, (int, float, np.generic, np.ndarray)) and np.ndim(lr) == 0 and math.isfinite(lr)
-        if not (number or hasattr(lr, "__tensor__")):
-            raise GraphError(f"{user_site()}: lr, the learning rate, is a finite number or a scalar tensor, not {lr!r}")
-        self.lr = lr
+        self.lr = checked_number("lr, the learning rate,", lr)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -77,6 +74,8 @@ class Optimizer(OptimizerElsewhere, ABC):
         if not hasattr(tensor, "graph"):
             raise GraphError(f"{user_site()}: the loss to minimize is a tensor of a graph, not {loss!r}")
         given = [variables] if isinstance(variables, Variable) else variables
+        if not (given is None or isinstance(given, Iterable)):
+            raise GraphError(f"{user_site()}: variables are several of a graph, or None for all, not {given!r:.80}")
         among = _trainable(tensor.graph) if given is None else list(given)
         if not among:
             raise GraphError(f"{user_site()}: there is no trainable variable; create one, or name some by variables=")
@@ -154,13 +153,35 @@ def _trainable(graph: Graph) -> list[Variable]:
 def by_parts(pairs: Iterable[tuple[Any, Variable]]) -> list[tuple[Any, Variable]]:
     """Those of the (gradient, variable) ``pairs`` that have a gradient, split variables part by part."""
     found: list[tuple[Any, Variable]] = []
-    for gradient, variable in pairs:
+    for gradient, variable in _checked_pairs(pairs):
         if isinstance(variable, SplitVariable) and gradient is not None:
             with building(variable.graph):
                 found += zip(split_gradient(gradient, variable.partition), variable.parts, strict=True)
         else:
             found.append((gradient, variable))
     return [(gradient, variable) for gradient, variable in found if gradient is not None]
+
+
+def _checked_pairs(pairs: Any) -> list[tuple[Any, Variable]]:
+    given = list(pairs) if isinstance(pairs, Iterable) else [pairs]
+    for pair in given:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and hasattr(pair[1], "resource")):
+            raise GraphError(
+                f"{user_site()}: gradients are applied in pairs (gradient, variable), as compute_gradients answers "
+                f"them, not as {pair!r:.80}"
+            )
+    return given
+
+
+def checked_number(name: str, value: Any) -> Any:
+    """``value``, if it is a finite number or a tensor; raises `GraphError` with the ``name`` that it has."""
+    try:
+        fits = isinstance(value, (int, float, np.generic, np.ndarray)) and np.ndim(value) == 0 and math.isfinite(value)
+    except (TypeError, OverflowError):  # of no number, and of one beyond all floats
+        fits = False
+    if not (fits or hasattr(value, "__tensor__")):
+        raise GraphError(f"{user_site()}: {name} is a finite number or a scalar tensor, not {value!r:.80}")
+    return value
 
 
 class Common:

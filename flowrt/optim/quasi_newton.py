@@ -59,8 +59,8 @@ class LBFGS(Optimizer):
     def __init__(self, lr: Any = 1.0, history: int = 10, evaluations: int = 20) -> None:
         super().__init__(lr)
         for name, value in (("history", history), ("evaluations", evaluations)):
-            if not isinstance(value, int) or value < 1:
-                raise GraphError(f"{user_site()}: {name} is a whole number from 1 up, not {value!r}")
+            if not isinstance(value, int) or not 1 <= value < 1 << 31:
+                raise GraphError(f"{user_site()}: {name} is a whole number from 1 up, not {value!r:.80}")
         self.history = history
         self.evaluations = evaluations
 

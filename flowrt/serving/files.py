@@ -23,7 +23,7 @@ import numpy as np
 
 from flowrt.base.attributes import as_attr
 from flowrt.base.codec import pack, unpack
-from flowrt.base.errors import BrokenStream, FlowrtError, not_written
+from flowrt.base.errors import BrokenStream, FlowrtError, GraphError, not_written, path_of, user_site
 from flowrt.base.plan import spec_from_data
 from flowrt.checkpoints.folders import sync_folder
 from flowrt.checkpoints.shards import PIECE, bytes_of, header_of, read_into
@@ -48,7 +48,9 @@ _CONSTANT = "constant"
 
 def write(model: Frozen, path: str | os.PathLike[str]) -> str:
     """Write ``model`` at ``path``, whole or not at all; answers its version. Raises `GraphError` where that fails."""
-    target = Path(path)
+    target = Path(path_of(path, "a model's file"))
+    if not target.name:
+        raise GraphError(f"{user_site()}: {str(path)!r} names no file that a model could be written to")
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         with draft.open("xb") as file:
@@ -121,7 +123,7 @@ def _version(digest: bytes) -> str:
 
 def read(path: str | os.PathLike[str]) -> tuple[Frozen, str]:
     """The model in a file, and its version; see `Model.load`."""
-    with open(path, "rb") as file:
+    with open(path_of(path, "a model's file"), "rb") as file:
         try:
             return _read(file, os.fstat(file.fileno()).st_size)
         except FlowrtError as error:

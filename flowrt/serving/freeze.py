@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.tracebacks import brief
+from flowrt.graph import Tensor
 from flowrt.op import as_value
 from flowrt.serving.cut import CutOut
 from flowrt.serving.model import Model
 from flowrt.serving.signature import named
 from flowrt.session.blocking import BlockingSession
 from flowrt.session.session import Session
-
-if TYPE_CHECKING:
-    from flowrt.graph import Tensor
 
 
 @overload
@@ -66,7 +64,7 @@ def freeze(
     kinds = Session, BlockingSession
     if not isinstance(session, kinds):
         raise GraphError(f"{user_site()}: freeze takes the session that holds the variables, got {session!r:.200}")
-    fed = {as_value(tensor): value for tensor, value in (given or {}).items()}
+    fed = _given(given)
     takes, answers = named(inputs, "inputs"), named(outputs, "outputs")
     if not answers:
         raise GraphError(f"{user_site()}: a model without outputs computes nothing; name some, as {{'scores': y}}")
@@ -76,6 +74,17 @@ def freeze(
     if isinstance(session, BlockingSession):
         return session._call(_frozen(session._session, cut, fed, name))
     return _frozen(session, cut, fed, name)
+
+
+def _given(values: Any) -> dict[Tensor, Any]:
+    """The values by tensor."""
+    if values is not None and not isinstance(values, Mapping):
+        raise GraphError(f"{user_site()}: given is {{tensor: value}}, got {values!r:.200}")
+    found = {as_value(tensor): value for tensor, value in (values or {}).items()}
+    for tensor in found:
+        if not isinstance(tensor, Tensor):
+            raise GraphError(f"{user_site()}: given has values of tensors, as {{training: False}}, got {tensor!r:.200}")
+    return found
 
 
 @brief

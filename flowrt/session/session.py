@@ -171,7 +171,7 @@ class Session(AsyncOnly):
         Cancelling the awaiting task cancels the step, on all its nodes; what it had done by then stands.
         """
         try:
-            if timeout is not None and not isinstance(timeout, Real):
+            if timeout is not None and not (isinstance(timeout, Real) and timeout == timeout):
                 raise GraphError(f"{user_site()}: timeout is a number of seconds, got {timeout!r}")
             step, arrays = self._prepare(fetches, feeds)
             return await (self._run_soon(step, arrays) if timeout is None else self._run(step, arrays, timeout))
@@ -251,7 +251,7 @@ class Session(AsyncOnly):
         number: int | None = None,
     ) -> Any:
         runner, number = self._open_here(), self.fresh_number() if number is None else number
-        scope = asyncio.timeout(timeout)
+        scope = asyncio.timeout(None if timeout is None else min(timeout, 1e9))  # of years no more
         self._running.add(scope)
         step.users += 1
         values = late = None
@@ -361,7 +361,7 @@ class Session(AsyncOnly):
         return tensor
 
     def _all_fed(self, feeds: Sequence[Any]) -> tuple[Tensor, ...]:
-        if isinstance(feeds, Operators):
+        if isinstance(feeds, Operators) or not isinstance(feeds, Iterable):
             raise GraphError(f"{user_site()}: feeds is a list of tensors; write feeds=[{feeds!r}]")
         return tuple(self._fed(t) for t in feeds)
 

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flowrt.base.errors import ClosedError, ResourceError, not_written, user_site
+from flowrt.base.errors import ClosedError, ResourceError, not_written, path_of, user_site
 from flowrt.base.valueclass import valueclass
 
 try:
@@ -82,7 +82,7 @@ class EventFile:
         self._rested = 0.0  # when it gave way last
         self._wake = threading.Event()
         self._closing = False
-        self.path, self._file = _created(os.fspath(folder))
+        self.path, self._file = _created(path_of(folder, "the folder of summaries"))
         self._records += framed(head)
         try:
             self._write()

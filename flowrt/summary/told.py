@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowrt.base.errors import GraphError, SpecError, user_site
+from flowrt.base.plain import shortened
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.graph import Graph, Tensor, current_graph, current_scope
@@ -19,8 +22,8 @@ from flowrt.subgraph import Subgraph
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BUCKETS = 30
-MOST_IMAGES = 3
+BUCKETS, MOST_BUCKETS = 30, 1 << 16
+MOST_IMAGES, ALL_IMAGES = 3, 1 << 31
 
 
 @valueclass
@@ -45,7 +48,7 @@ def scalar(name: str, value: Any) -> None:
 def histogram(name: str, value: Any, *, buckets: int = BUCKETS) -> None:
     """Have the graph that is built tell how the entries of ``value`` are distributed, such as a variable's."""
     entries = value.values if isinstance(value, IndexedSlices) else value
-    _note(Summary("histogram", name, buckets), entries, lambda dims: True, "a tensor")
+    _note(Summary("histogram", name, counted(buckets, "buckets", MOST_BUCKETS)), entries, lambda dims: True, "a tensor")
 
 
 @brief
@@ -56,7 +59,8 @@ def image(name: str, value: Any, *, most: int = MOST_IMAGES) -> None:
     such axis.
     """
     shapes = "[height, width], [height, width, channels] or [batch, height, width, channels]"
-    _note(Summary("image", name, most), value, lambda dims: dims is None or 2 <= len(dims) <= 4, shapes)
+    told = Summary("image", name, counted(most, "most", ALL_IMAGES))
+    _note(told, value, lambda dims: dims is None or 2 <= len(dims) <= 4, shapes)
 
 
 @brief
@@ -67,6 +71,13 @@ def merged(graph: Graph) -> dict[Summary, Tensor]:
     if not graph.summaries:
         raise GraphError(f"{user_site()}: the graph tells nothing; write fr.summary.scalar('loss', loss) in it")
     return dict(graph.summaries)
+
+
+def counted(value: Any, what: str, most: int) -> int:
+    """``value``, if it is a number from 1 to ``most``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
+        raise GraphError(f"{user_site()}: {what} is a number from 1 to {most}, not {shortened(value)}")
+    return int(value)
 
 
 def _note(told: Summary, value: Any, fits: Callable[[Any], bool], expected: str) -> None:

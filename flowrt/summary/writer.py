@@ -21,7 +21,7 @@ from flowrt.base.tracebacks import brief
 from flowrt.finishing import to_the_end
 from flowrt.graph import Graph
 from flowrt.ops.slices import IndexedSlices
-from flowrt.summary.told import BUCKETS, MOST_IMAGES, Summary
+from flowrt.summary.told import ALL_IMAGES, BUCKETS, MOST_BUCKETS, MOST_IMAGES, Summary, counted
 
 if TYPE_CHECKING:
     import os
@@ -98,11 +98,16 @@ class Writer:
 
     def scalar(self, name: str, value: Any, step: int) -> None:
         """One number, such as a loss."""
-        number = float(value) if type(value) in NUMBERS else _number(name, value)
+        try:
+            number = float(value) if type(value) in NUMBERS else _number(name, value)
+        except OverflowError:
+            raise _no_number(name, value) from None
         self._file.put(partial(self._events.scalar, name=_name(name), value=number), _step(step))
 
     def scalars(self, values: Mapping[str, Any], step: int) -> None:
         """Numbers by name."""
+        if not isinstance(values, Mapping):
+            raise GraphError(f"{user_site()}: scalars are {{name: value}}, not {shortened(values)}")
         for name, value in values.items():
             self.scalar(name, value, step)
 
@@ -110,7 +115,11 @@ class Writer:
         """How numbers, of any shape, are distributed; those that are not finite are left out, as the log says."""
         array = _copied(values.values if isinstance(values, IndexedSlices) else values, name)
         make = partial(
-            self._events.histogram, name=_name(name), values=array, buckets=_count(buckets, "buckets"), told=self._told
+            self._events.histogram,
+            name=_name(name),
+            values=array,
+            buckets=counted(buckets, "buckets", MOST_BUCKETS),
+            told=self._told,
         )
         self._file.put(make, _step(step), array.nbytes)
 
@@ -119,7 +128,7 @@ class Writer:
 
         Of uint8, or floats from 0 to 1; with 1, 2, 3 or 4 channels: grey or RGB, without alpha or with it.
         """
-        batch = _copied(_as_batch(np.asarray(pixels), name)[: _count(most, "most")], name)
+        batch = _copied(_as_batch(_numbers(pixels, name), name)[: counted(most, "most", ALL_IMAGES)], name)
         make = partial(self._events.image, name=_name(name), batch=batch, told=self._told)
         self._file.put(make, _step(step), batch.nbytes)
 
@@ -249,12 +258,6 @@ def _step(step: Any) -> int:
     return number
 
 
-def _count(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise GraphError(f"{user_site()}: {what} is a number, 1 or more, not {shortened(value)}")
-    return int(value)
-
-
 def _number(name: Any, value: Any) -> float:
     array = _numbers(value, name)
     if array.size != 1:
@@ -276,7 +279,11 @@ def _numbers(values: Any, name: Any) -> Array:
         if array.dtype.kind not in "OSUMmc":
             np.empty(0, array.dtype).astype(np.float64)  # raises for what no number can be made of
             return array
-    raise FeedError(f"{user_site()}: {name!r} is told in real numbers, not {shortened(values)}")
+    raise _no_number(name, values)
+
+
+def _no_number(name: Any, value: Any) -> FeedError:
+    return FeedError(f"{user_site()}: {name!r} is told in real numbers, not {shortened(value)}")
 
 
 def _as_batch(pixels: Array, name: Any) -> Array:
@@ -296,7 +303,8 @@ def _as_batch(pixels: Array, name: Any) -> Array:
 
 def _setting(value: Any) -> bool | int | float | str:
     plain = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
-    return plain if isinstance(plain, (bool, int, float, str)) else repr(plain)
+    is_one = isinstance(plain, (bool, float, str)) or (isinstance(plain, int) and abs(plain) < 1 << 1023)
+    return plain if is_one else repr(plain)
 
 
 def _measured_bytes(report: StepReport) -> int:

@@ -14,7 +14,7 @@ import os
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from flowrt.base.errors import GraphError, from_site, not_written, user_site
+from flowrt.base.errors import GraphError, from_site, not_written, path_of, user_site
 from flowrt.base.tracebacks import brief
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
@@ -38,9 +38,7 @@ class Tracing(AsyncOnly):
 
     def __init__(self, session: Inside, path: str | os.PathLike[str], most: int) -> None:
         self._site = user_site()
-        if not isinstance(path, (str, os.PathLike)):
-            raise GraphError(f"{self._site}: tracing writes to a file, which a path names, not {path!r}")
-        self._session, self.path, self._most = session, os.fspath(path), most
+        self._session, self.path, self._most = session, path_of(path, "the file of a trace"), most
         self._group = asyncio.TaskGroup()
 
     @brief

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -104,6 +105,69 @@ def test_an_absurd_size_that_only_the_step_knows_ends_the_step(size: int) -> Non
         with pytest.raises((fr.SpecError, fr.ResourceError), match=r"full 'full' \(\S*test_absurd.py:\d+\)"):
             session.run(y, {n: size})
         assert session.run(y, {n: 2}).shape == (2, 2)
+
+
+# ── what is no tensor ────────────────────────────────────────────────────────────────────────────────────────────────
+
+BEYOND = 10**400  # all floats
+REFUSED: dict[str, Callable[[], Any]] = {
+    "a model's file that is a number": lambda: fr.serving.Model.load(3),  # type: ignore[arg-type]
+    "a model's file with a zero in its name": lambda: fr.serving.Model.load("a\0"),
+    "a model of ONNX that is a number": lambda: fr.onnx.load(3),
+    "what is no model as one of ONNX": lambda: fr.onnx.save("x.onnx", 3),  # type: ignore[arg-type]
+    "summaries in a number": lambda: fr.summary.Writer(3),  # type: ignore[arg-type]
+    "a trace that is a number": lambda: fr.placement.profile_of(3),  # type: ignore[arg-type]
+    "a cluster file that is a number": lambda: fr.ClusterSpec.from_file(3),  # type: ignore[arg-type]
+    "a graph of a text": lambda: fr.Graph.from_bytes("x"),  # type: ignore[arg-type]
+    "a network beyond all floats": lambda: fr.placement.Auto(bandwidth=BEYOND),
+    "a scale that is a text": lambda: fr.LossScaled(fr.optim.SGD(0.1), "x"),  # type: ignore[arg-type]
+    "a scale for what is no optimiser": lambda: fr.LossScaled(0.1),  # type: ignore[arg-type]
+    "a precision of several": lambda: fr.mixed_precision(["float16"]).__enter__(),  # type: ignore[arg-type]
+    "a rate beyond all floats": lambda: fr.optim.SGD(BEYOND),
+    "a rate that is a text of NumPy's": lambda: fr.optim.SGD(np.str_("0.1")),
+    "several momenta": lambda: fr.optim.Momentum(0.1, [0.9]),  # type: ignore[arg-type]
+    "no decay of weights": lambda: fr.optim.AdamW(0.1, weight_decay=None),  # type: ignore[arg-type]
+    "a decay that is a text": lambda: fr.optim.RMSProp(0.1, "x"),  # type: ignore[arg-type]
+    "a history that no memory holds": lambda: fr.optim.LBFGS(history=10**30),
+    "gradients that are none": lambda: fr.optim.clip_by_global_norm(None, 1.0),  # type: ignore[arg-type]
+    "gradients without variables": lambda: fr.optim.SGD(0.1).apply_gradients([3]),  # type: ignore[list-item]
+    "a number of pairs": lambda: fr.optim.SGD(0.1).apply_gradients(3),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_function_does_not_take_is_refused_at_the_programs_line(what: str) -> None:
+    with pytest.raises(fr.FlowrtError, match=r"test_absurd.py:\d+"):
+        REFUSED[what]()
+
+
+def test_sessions_refuse_what_they_do_not_take_at_the_programs_line() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (4,))
+        v = fr.Variable(X)
+        y = x * v
+    with fr.BlockingSession(graph) as session:
+        for call in (
+            lambda: session.run(y, {x: X}, timeout=float("nan")),
+            lambda: session.compile(y, 3),  # type: ignore[arg-type]
+            lambda: session.tracing("a\0").__enter__(),
+            lambda: fr.serving.freeze(session, {"x": x}, {"y": y}, given=3),  # type: ignore[call-overload]
+            lambda: fr.serving.freeze(session, {}, {"y": y}, given={"x": X}),
+            lambda: fr.optim.SGD(0.1).minimize(y, 3),  # type: ignore[arg-type]
+            lambda: fr.optim.SGD(0.1).apply_gradients([(v, x)]),  # type: ignore[list-item]
+            lambda: fr.serving.freeze(session, {"x": x}, {"y": y}).save(""),
+        ):
+            with pytest.raises(fr.FlowrtError, match=r"test_absurd.py:\d+"):
+                call()
+        assert (session.run(y, {x: X}, timeout=BEYOND) == 1).all()  # years are awaited, whatever their number
+
+
+def test_a_number_is_no_path_and_the_descriptor_that_it_names_stays_open() -> None:
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    for read in (fr.serving.Model.load, fr.placement.profile_of, fr.ClusterSpec.from_file):
+        with pytest.raises(fr.GraphError, match=f"told by its path, not {descriptor}"):
+            read(descriptor)  # type: ignore[operator]
+    os.close(descriptor)  # raises where it is closed
 
 
 # ── every op of the registry ─────────────────────────────────────────────────────────────────────────────────────────

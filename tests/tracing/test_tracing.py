@@ -259,7 +259,7 @@ def test_a_blocking_session_names_the_line_of_what_it_refuses(tmp_path: Path) ->
 
 def test_what_is_no_path_is_refused() -> None:
     graph, _, _ = chain()
-    with pytest.raises(fr.GraphError, match="which a path names, not 3"):
+    with pytest.raises(fr.GraphError, match="the file of a trace is told by its path, not 3"):
         fr.Session(graph).tracing(3)  # type: ignore[arg-type]
 
 
