@@ -359,3 +359,17 @@ def test_an_output_that_bears_an_inputs_name_is_refused() -> None:
         x = fr.placeholder("float32", (2,))
         with pytest.raises(fr.GraphError, match=r"\['x'\] are names of inputs and of outputs"):
             model_of(SimpleNamespace(graph=graph, inputs={"x": x}, outputs={"x": x * 2}), {})
+
+
+@pytest.mark.parametrize("descending", [True, False])
+def test_what_is_put_in_order_comes_back_whose_sizes_are_open(descending: bool, tmp_path: Path) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, None), name="x")
+        outputs = {"sorted": fr.sort(x, 0, descending), "places": fr.argsort(x, None, descending)}
+    with fr.BlockingSession(graph) as session:
+        fr.onnx.save(tmp_path / "order.onnx", fr.serving.freeze(session, {"x": x}, outputs))
+    loaded, given = fr.onnx.load(tmp_path / "order.onnx"), np.float32([[3, 1, 2], [0, 5, 1]])
+    with fr.BlockingSession(loaded.graph) as session:
+        found = session.run(loaded.outputs, {loaded.inputs["x"]: given})
+    np.testing.assert_array_equal(found["sorted"], fr.sort(given, 0, descending))
+    np.testing.assert_array_equal(found["places"], fr.argsort(given, None, descending))

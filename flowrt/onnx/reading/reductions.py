@@ -10,7 +10,7 @@ import numpy as np
 import flowrt.ops as fr
 from flowrt.base.spec import is_float
 from flowrt.onnx.reading.elementwise import rounded_once
-from flowrt.onnx.reading.reader import READERS, NodeCall, Unreadable, Value, axis_of, reads
+from flowrt.onnx.reading.reader import READERS, NodeCall, Unreadable, Value, axis_of, known, reads
 from flowrt.ops.inference import described
 
 Reduction = Callable[[Any, Any, bool], Any]
@@ -135,17 +135,20 @@ def _part(x: Any, key: tuple[Any, ...]) -> Any:
 
 @reads("TopK")
 def top_k(call: NodeCall) -> Any:
-    count = call.integers(1, "k")
-    if count is None or len(count) != 1:
+    given = known(call[1])
+    count = None if given is None else [int(n) for n in given.reshape(-1)]
+    if count is not None and len(count) != 1:
         raise Unreadable("k is one integer")
     axis, rank = call.axis(), call.rank(0)
     order = [*(i for i in range(rank) if i != axis), axis]
     back = tuple(int(n) for n in np.argsort(order))
     x = call[0] if axis == rank - 1 else fr.transpose(call[0], tuple(order))
-    if call.attr("largest", 1):
+    largest = bool(call.attr("largest", 1))
+    if largest and count is not None:
         both = fr.top_k(x, count[0])
     else:
-        indices = fr.argsort(x, -1)[..., : count[0]]
+        most = fr.reshape(call[1], ()) if count is None else count[0]
+        indices = fr.argsort(x, -1, largest)[..., :most]
         both = fr.take_along_axis(x, indices, -1), fr.identity(indices)
     return both if axis == rank - 1 else tuple(fr.transpose(one, back) for one in both)
 
