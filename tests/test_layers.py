@@ -82,12 +82,13 @@ MAY_IMPORT = {
     "gradients": [*FLOOR, "op", "graph", "subgraph", "ops"],
     "passes": [*FLOOR, "op", "graph", "subgraph", "ops", "gradients", "passes"],
     "progress": FLOOR,
+    "usable": FLOOR,
     "delays": [*FLOOR, "delays"],
     "data": [*FLOOR, "data"],
-    "kernels": [*FLOOR, "progress", "kernels"],
+    "kernels": [*FLOOR, "progress", "usable", "kernels"],
     "checkpoints": [*FLOOR, "checkpoints/folders", "checkpoints"],
     "ledger": [*FLOOR, "checkpoints/folders", "sched", "ledger"],
-    "sched": [*FLOOR, "op", "delays", "data", "kernels", "checkpoints", "sched"],
+    "sched": [*FLOOR, "op", "usable", "delays", "data", "kernels", "checkpoints", "sched"],
     "net": [*FLOOR, "sched", "net"],
 }
 HEAD = {"ledger/__main__"}  # a command line belongs to the head, wherever Python wants it to lie

@@ -42,7 +42,7 @@ from flowrt.misuse import AsyncOnly
 from flowrt.net.door.addresses import is_loopback
 from flowrt.net.door.descriptors import out_of_descriptors
 from flowrt.net.door.tokens import load_token, new_token, own_token
-from flowrt.sched.host.lanes import usable_cores
+from flowrt.usable import usable_cores
 
 if TYPE_CHECKING:
     from flowrt.cluster.node_process import Process

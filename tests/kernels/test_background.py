@@ -82,7 +82,7 @@ def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """The symbols that the helper is given, on a machine with an idle core."""
     given: list[str] = []
     monkeypatch.setattr(background, "submit", lambda orders: given.extend(order.symbol for order in orders))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(background, "usable_cores", lambda: 2)
     monkeypatch.setattr(background, "LOAD", tmp_path / "load")
     background.LOAD.write_text("9.00 9.00 9.00 1/180 4711\n")  # what ran in the last minute is over
     monkeypatch.setenv("FLOWRT_BUILD", "")
@@ -105,6 +105,9 @@ def test_nothing_is_shared_where_there_is_little_no_core_is_idle_or_the_user_wan
         never.setenv("FLOWRT_BUILD", "never")
         share(MANY)
     background.LOAD.write_text("0.00 0.00 0.00 2/180 4711\n")  # this process, and another
+    share(MANY)
+    background.LOAD.write_text("0.00 0.00 0.00 1/180 4711\n")
+    monkeypatch.setattr(background, "usable_cores", lambda: 1)
     share(MANY)
     background.LOAD.unlink()
     share(MANY)

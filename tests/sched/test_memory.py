@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import resource
 import sys
 import threading
@@ -15,10 +16,11 @@ import pytest
 from tape_world import PlanMaker
 
 from flowrt.base.errors import ResourceError
-from flowrt.sched.host.memory import COUNTED, UNSETTLED, Memory, MemoryStatistics, amount, available_bytes
+from flowrt.sched.host.memory import COUNTED, UNSETTLED, Memory, MemoryStatistics, amount
 from flowrt.sched.host.segments import Segments
 from flowrt.sched.host.spares import Spares
 from flowrt.sched.tape.tapes import Tapes
+from flowrt.usable import available_bytes, usable_cores
 
 FLOAT = np.dtype(np.float32)
 
@@ -168,7 +170,9 @@ def test_a_copy_is_contiguous_and_counted() -> None:
     assert memory.held == 32_000
 
 
-def test_the_machine_and_the_cgroups_around_a_process_say_what_is_left(tmp_path: Path) -> None:
+def test_the_machine_and_the_cgroups_around_a_process_say_what_it_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, mine, info = tmp_path / "cgroup", tmp_path / "mine", tmp_path / "meminfo"
     inner = root / "jobs" / "one"
     inner.mkdir(parents=True)
@@ -181,6 +185,11 @@ def test_the_machine_and_the_cgroups_around_a_process_say_what_is_left(tmp_path:
         (folder / "memory.stat").write_text("anon 7\ninactive_file 500000\n")
     assert available_bytes(root, mine, info) == 3_500_000
     assert available_bytes(tmp_path / "no", tmp_path / "no", tmp_path / "no") is None
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert usable_cores(root, mine) == 8
+    for folder, quota in ((inner, "max 100000"), (inner.parent, "250000 100000"), (root, "400000 100000")):
+        (folder / "cpu.max").write_text(quota)
+    assert usable_cores(root, mine) == 3
 
 
 def test_a_limit_of_addresses_says_what_is_left_too(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, cast
 from flowrt.base.package import PACKAGE
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.store.folder import cache_folder
+from flowrt.usable import usable_cores
 
 if TYPE_CHECKING:
     import io
@@ -87,9 +88,9 @@ def share(orders: Sequence[CompileOrder]) -> None:
 
 
 def _is_core_idle() -> bool:
-    with suppress(OSError, AttributeError):  # some systems do not say
+    with suppress(OSError):  # some systems do not say
         running = LOAD.read_text().split()[3].partition("/")[0]  # now, with this thread
-        return int(running) < len(os.sched_getaffinity(0))
+        return int(running) < usable_cores()
     return False
 
 

@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
@@ -25,6 +24,7 @@ from flowrt.kernels.run import board as at
 from flowrt.kernels.store.parts import loop_address
 from flowrt.sched.host.arena import local_room
 from flowrt.sched.host.shielded import shielded
+from flowrt.usable import usable_cores
 
 T = TypeVar("T")
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -33,34 +33,6 @@ NOBODY = -(1 << 40)  # sleepers: however many add themselves
 
 this_thread = threading.get_ident
 main_thread = threading.main_thread
-
-
-def usable_cores() -> int:
-    """The cores this process may use: its affinity, cut down to the cgroup's quota; at least 1."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, min(cores, _cgroup_cores(cores)))
-
-
-def _cgroup_cores(otherwise: int, root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> int:
-    """The least quota of this process's cgroup (version 2) and those around it, in cores, rounded up."""
-    try:
-        paths = [line.split(":", 2)[2] for line in mine.read_text().splitlines() if line.startswith("0::")]
-    except OSError:
-        paths = []
-    folders = {root}
-    for path in paths:
-        inner = Path(path.lstrip("/"))
-        folders |= {root / part for part in (inner, *inner.parents)}
-    return min((_quota(folder / "cpu.max", otherwise) for folder in folders), default=otherwise)
-
-
-def _quota(file: Path, otherwise: int) -> int:
-    try:
-        quota, period = file.read_text().split()
-        return otherwise if quota == "max" else -(-int(quota) // int(period))
-    except (OSError, ValueError, ZeroDivisionError):
-        return otherwise
 
 
 def aligned_zeros(words: int) -> Array:

@@ -9,12 +9,10 @@ spare in segments (`flowrt.sched.host.segments`) is not held, and yet taken.
 from __future__ import annotations
 
 import math
-import resource
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -23,6 +21,7 @@ from flowrt.base import pages
 from flowrt.base.errors import ResourceError
 from flowrt.base.valueclass import valueclass
 from flowrt.sched.host.segments import LARGE, LARGEST_LASTING
+from flowrt.usable import available_bytes
 
 if TYPE_CHECKING:
     from flowrt.sched.host.segments import Segments
@@ -326,55 +325,3 @@ def amount(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"
     return f"{nbytes} bytes"
-
-
-def available_bytes(
-    root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup"), info: Path = Path("/proc/meminfo")
-) -> int | None:
-    """What this process may still take: of the machine, of its cgroups (version 2), and of addresses, where `ulimit`
-    bounds these. None where nobody tells."""
-    told = (_machine_bytes(info), _address_bytes(), *map(_cgroup_bytes, _cgroups(root, mine)))
-    return min([left for left in told if left is not None], default=None)
-
-
-def _address_bytes() -> int | None:
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if most == resource.RLIM_INFINITY:
-        return None
-    try:
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except (OSError, ValueError, IndexError):
-        return None
-    return max(0, most - mapped)
-
-
-def _machine_bytes(info: Path) -> int | None:
-    try:
-        lines = info.read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, StopIteration):
-        return None
-
-
-def _cgroups(root: Path, mine: Path) -> set[Path]:
-    """The folders of this process's cgroup and of those around it."""
-    try:
-        paths = [line.split(":", 2)[2] for line in mine.read_text().splitlines() if line.startswith("0::")]
-    except OSError:
-        paths = []
-    parts = [Path(path.lstrip("/")) for path in paths]
-    return {root, *(root / part for path in parts for part in (path, *path.parents))}
-
-
-def _cgroup_bytes(folder: Path) -> int | None:
-    """What a cgroup may still take; file pages that nobody uses are given up for it."""
-    try:
-        most = (folder / "memory.max").read_text().strip()
-        if most == "max":
-            return None
-        used = int((folder / "memory.current").read_text())
-        lines = (folder / "memory.stat").read_text().splitlines()
-        spare = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
-        return max(0, int(most) - used + spare)
-    except (OSError, ValueError):
-        return None
