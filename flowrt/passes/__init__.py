@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import field
 from enum import Enum
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.base.collection import held_back
 from flowrt.base.errors import PlacementError
@@ -65,11 +64,14 @@ __all__ = [
     "Prediction",
     "StandIn",
     "StandIns",
+    "StepTerms",
     "Supports",
     "Transfer",
     "arranged",
     "compile_step",
 ]
+
+Report: TypeAlias = "Callable[..., None]"
 
 
 class Ends(Enum):
@@ -108,29 +110,9 @@ class Compiled:
     moved: tuple[str, ...] = ()
 
 
-@held_back()
-def compile_step(
-    graph: Graph,
-    fetches: Sequence[Tensor],
-    targets: Sequence[Node],
-    feeds: Sequence[Tensor],
-    *,
-    devices: Sequence[Device],
-    default: Device,
-    supports: Supports,
-    fusible: Fusible | None = None,
-    regions: bool = True,
-    evaluate: Evaluate | None = None,
-    optimize: bool = True,
-    client: str | None = None,
-    rules: Mapping[str, str] | None = None,
-    wishes: Mapping[Home, Device] | None = None,
-    ends: Ends = Ends.DEFAULT,
-    stand_ins: StandIns | None = None,
-    soft_placement: bool = False,
-    prediction: Prediction | None = None,
-) -> Compiled:
-    """Turn what a step asks for into one plan per task.
+@valueclass
+class StepTerms:
+    """What steps are compiled for, and how.
 
     ``devices`` are those that exist, ``default`` the one for what nothing ties down. ``supports(op, dtypes, kind)``
     says whether an op on these dtypes (inputs, then outputs) runs on a kind of device; effects are never asked about,
@@ -140,6 +122,29 @@ def compile_step(
     says where that is done. ``rules`` map patterns of names to devices, and ``wishes`` are those of `arranged`. What is
     placed on a task of ``stand_ins`` is done where these are. With ``soft_placement``, kinds of devices that are asked
     for are wishes. By a ``prediction``, what other tasks wait for is made ahead of the rest, where that pays.
+    """
+
+    devices: Sequence[Device]
+    default: Device
+    supports: Supports
+    fusible: Fusible | None = None
+    regions: bool = True
+    evaluate: Evaluate | None = None
+    optimize: bool = True
+    client: str | None = None
+    rules: Mapping[str, str] = field(default_factory=dict)
+    wishes: Mapping[Home, Device] | None = None
+    ends: Ends = Ends.DEFAULT
+    stand_ins: StandIns = field(default_factory=dict)
+    soft_placement: bool = False
+    prediction: Prediction | None = None
+
+
+@held_back()
+def compile_step(
+    graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feeds: Sequence[Tensor], terms: StepTerms
+) -> Compiled:
+    """Turn what a step asks for into one plan per task.
 
     Raises `FeedError` for a missing feed, `PlacementError`, and `GraphError` (foreign tensors, unordered writes).
     """
@@ -152,60 +157,23 @@ def compile_step(
     report("prune", kept=len(step.nodes), dropped=len(graph.nodes) - len(step.nodes))
     if whole := put_together(step):
         report("put_together", **{f"bytes of {name}": nbytes for name, nbytes in whole.items()})
-    if optimize:
-        step = _reduce(step, evaluate, report)
+    if terms.optimize:
+        step = _reduce(step, terms.evaluate, report)
     step = order_state(step)
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
-    away: list[str] | None = [] if soft_placement else None
-    asked = place(
-        step, devices=devices, default=default, supports=supports, rules=rules or {}, moved=away, wishes=wishes
-    )
-    placed = stand_in(step, asked, devices, stand_ins or {})
-    able = with_halves(supports)
-    placement: Mapping[int, Device] = move_gathers(step, placed, able) if optimize else placed
-    moved = 0 if placement is placed else sum(placement[i] is not device for i, device in placed.items())
-    home, placement = _settled(step, placement, devices, default, able, ends)
-    names = _name_places(step, placement)
-    report("place", **Counter(names.values()))
-    if moved:
-        report("move_gathers", moved=moved)
-    before, (step, placement) = step, widen(step, placement, supports)
+    away: list[str] | None = [] if terms.soft_placement else None
+    home, placement, names = _place(step, terms, away, report)
+    before, (step, placement) = step, widen(step, placement, terms.supports)
     if step is not before:
         report("widen", casts=len(step.nodes) - len(before.nodes))
-    if optimize:
+    if terms.optimize:
         step = count_iterations(rewrite_bodies(step, placement, lambda body, _: count_iterations(body, inside=True)))
-        hurry = partial(_hurry, prediction, client is not None, report) if regions and prediction else None
-        step, placement = _join(without_meetings(step), placement, supports, fusible, regions, hurry, report)
-    bundled = bundle(step, placement, supports, fetched=client is not None) if optimize else Bundled(step, placement)
-    parts = _divide(bundled, None if ends is Ends.USED else home, client, report)
+        step, placement = _join(without_meetings(step), placement, terms, report)
+    parts = _divide(step, placement, home, terms, report)
     return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host, tuple(away or ()))
 
 
-def _divide(bundled: Bundled, home: Device | None, client: str | None, report: Callable[..., None]) -> Partitioned:
-    """Each task's part of the step."""
-    if bundled.values:
-        report("bundle", values=bundled.values)
-    parts = partition(bundled.step, bundled.placement, home=home, client=client, parts=bundled.parts)
-    report("partition", tasks=len(parts.plans), transfers=parts.transfers)
-    return parts
-
-
-def _lower_all(plans: Mapping[str, Plan], report: Callable[..., None]) -> dict[str, Plan]:
-    """Each task's plan, as it is best run."""
-    lowered = {task: lower(plan) for task, plan in plans.items()}
-    changed = [task for task, plan in lowered.items() if plan is not plans[task]]
-    if changed:
-        report("lower", **{task: len(lowered[task].nodes) - len(plans[task].nodes) for task in changed})
-    return lowered
-
-
-def _name_places(step: StepGraph, placement: Mapping[int, Device]) -> dict[str, str]:
-    """By the name of each node, its device's; few devices are named many times."""
-    texts = {key: str(device) for key, device in {id(device): device for device in placement.values()}.items()}
-    return {node.name: texts[id(placement[node.id])] for node in step.nodes.values()}
-
-
-def _reduce(step: StepGraph, evaluate: Evaluate | None, report: Callable[..., None]) -> StepGraph:
+def _reduce(step: StepGraph, evaluate: Evaluate | None, report: Report) -> StepGraph:
     """What is computed twice once, and constants not at all."""
     before, step = step, merge_common(step)
     report("merge_common", merged=len(before.nodes) - len(step.nodes))
@@ -215,87 +183,39 @@ def _reduce(step: StepGraph, evaluate: Evaluate | None, report: Callable[..., No
     return step
 
 
-def _join(
-    step: StepGraph,
-    placement: Mapping[int, Device],
-    supports: Supports,
-    fusible: Fusible | None,
-    regions: bool,
-    hurry: Callable[..., StepGraph] | None,
-    report: Callable[..., None],
-) -> tuple[StepGraph, Mapping[int, Device]]:
-    """One node of what is best computed together, and variables updated as soon as may be; with the new placement."""
+def _place(
+    step: StepGraph, terms: StepTerms, away: list[str] | None, report: Report
+) -> tuple[Device, Mapping[int, Device], dict[str, str]]:
+    """Where the step is fed if it has no client, where its nodes are, and the same by names; see `place` for ``away``.
 
-    def rewrite(body: StepGraph, where: Mapping[int, Device]) -> StepGraph:
-        body, where = simplify(body, where)
-        contracted = contract(multiply_stored(body, where, supports), where, supports)
-        if fusible is None:
-            return contracted
-        fused, homes = fuse(contracted, where, fusible, regions=False)
-        return join_paddings(append_epilogues(fused, homes, fusible), homes, fusible)
-
-    step, placement = simplify(*take_together(step, placement, supports))
-    where = placement
-    before, step = step, bag(step, placement, supports)
-    if len(step.nodes) < len(before.nodes):
-        report("bag", bags=len(before.nodes) - len(step.nodes))
-    before, step = step, multiply_stored(step, placement, supports)
-    if step is not before:
-        report("multiply_stored", dropped=len(before.nodes) - len(step.nodes))
-    step = contract(rewrite_bodies(step, placement, rewrite), placement, supports)
-    products = contracted(step)
-    if products:
-        report("contract", products=products)
-    if hurry is not None:
-        step = hurry(step, placement, fusible)
-    if fusible is not None:
-        members = len(step.nodes)
-        step, where = fuse(step, placement, fusible, regions=regions)
-        made = _count(step, "fused")
-        report("fuse", groups=made, members=members - len(step.nodes) + made)
-        step = append_epilogues(step, where, fusible)
-        joined = _count(step, "with_epilogue")
-        if joined:
-            report("append_epilogues", products=joined)
-        before, step = step, join_paddings(step, where, fusible)
-        if step is not before:
-            report("join_paddings", nodes=len(before.nodes) - len(step.nodes))
-    return line_up(hasten(step), where)
-
-
-def _hurry(
-    prediction: Prediction,
-    fetched: bool,
-    report: Callable[..., None],
-    step: StepGraph,
-    placement: Mapping[int, Device],
-    fusible: Fusible | None,
-) -> StepGraph:
-    """What other tasks wait for ahead of what they do not, where that pays."""
-    step, found = send_early(step, placement, prediction, fusible, fetched=fetched)
-    if found:
-        report("send_early", **{f"µs behind {each.node.name}": round(1e6 * each.behind) for each in found})
-    return step
-
-
-def _count(step: StepGraph, *ops: str) -> int:
-    return sum(node.op.name in ops for node in step.nodes.values())
-
-
-def _settled(
-    step: StepGraph,
-    placement: Mapping[int, Device],
-    devices: Sequence[Device],
-    default: Device,
-    supports: Supports,
-    ends: Ends,
-) -> tuple[Device, Mapping[int, Device]]:
-    """Where a step is fed that has no client, and where everything is, if that is the task of what is fetched first."""
-    if ends is not Ends.FETCHED:
-        return _home(devices, default), placement
-    first = next((placement[source] for source, _ in step.fetches if source != FED), default)
-    home = _home(devices, first)
-    return home, settle(step, placement, [d for d in devices if d.host == home.host], supports)
+    Where it is fed at what is fetched first, all is there that can be.
+    """
+    devices, default = terms.devices, terms.default
+    asked = place(
+        step,
+        devices=devices,
+        default=default,
+        supports=terms.supports,
+        rules=terms.rules,
+        moved=away,
+        wishes=terms.wishes,
+    )
+    placed = stand_in(step, asked, devices, terms.stand_ins)
+    able = with_halves(terms.supports)
+    placement: Mapping[int, Device] = move_gathers(step, placed, able) if terms.optimize else placed
+    moved = 0 if placement is placed else sum(placement[i] is not device for i, device in placed.items())
+    if terms.ends is Ends.FETCHED:
+        first = next((placement[source] for source, _ in step.fetches if source != FED), default)
+        home = _home(devices, first)
+        placement = settle(step, placement, [d for d in devices if d.host == home.host], able)
+    else:
+        home = _home(devices, default)
+    texts = {key: str(device) for key, device in {id(device): device for device in placement.values()}.items()}
+    names = {node.name: texts[id(placement[node.id])] for node in step.nodes.values()}  # few devices, many nodes
+    report("place", **Counter(names.values()))
+    if moved:
+        report("move_gathers", moved=moved)
+    return home, placement, names
 
 
 def _home(devices: Sequence[Device], default: Device) -> Device:
@@ -306,3 +226,82 @@ def _home(devices: Sequence[Device], default: Device) -> Device:
     if not devices:
         raise PlacementError("there is no device to run on")
     return default
+
+
+def _join(
+    step: StepGraph, placement: Mapping[int, Device], terms: StepTerms, report: Report
+) -> tuple[StepGraph, Mapping[int, Device]]:
+    """One node of what is best computed together, and variables updated as soon as may be; with the new placement."""
+    supports, fusible = terms.supports, terms.fusible
+
+    def rewrite(body: StepGraph, where: Mapping[int, Device]) -> StepGraph:
+        body, where = simplify(body, where)
+        contracted = contract(multiply_stored(body, where, supports), where, supports)
+        if fusible is None:
+            return contracted
+        fused, homes = fuse(contracted, where, fusible, regions=False)
+        return join_paddings(append_epilogues(fused, homes, fusible), homes, fusible)
+
+    step, placement = simplify(*take_together(step, placement, supports))
+    before, step = step, bag(step, placement, supports)
+    if len(step.nodes) < len(before.nodes):
+        report("bag", bags=len(before.nodes) - len(step.nodes))
+    before, step = step, multiply_stored(step, placement, supports)
+    if step is not before:
+        report("multiply_stored", dropped=len(before.nodes) - len(step.nodes))
+    step = contract(rewrite_bodies(step, placement, rewrite), placement, supports)
+    if products := contracted(step):
+        report("contract", products=products)
+    if terms.regions and terms.prediction is not None:
+        fetched = terms.client is not None
+        step, found = send_early(step, placement, terms.prediction, fusible, fetched=fetched)
+        if found:
+            report("send_early", **{f"µs behind {each.node.name}": round(1e6 * each.behind) for each in found})
+    if fusible is not None:
+        step, placement = _fuse(step, placement, fusible, terms.regions, report)
+    return line_up(hasten(step), placement)
+
+
+def _fuse(
+    step: StepGraph, placement: Mapping[int, Device], fusible: Fusible, regions: bool, report: Report
+) -> tuple[StepGraph, Mapping[int, Device]]:
+    """One kernel of what is best computed by one."""
+    members = len(step.nodes)
+    step, placement = fuse(step, placement, fusible, regions=regions)
+    made = _count(step, "fused")
+    report("fuse", groups=made, members=members - len(step.nodes) + made)
+    step = append_epilogues(step, placement, fusible)
+    if joined := _count(step, "with_epilogue"):
+        report("append_epilogues", products=joined)
+    before, step = step, join_paddings(step, placement, fusible)
+    if step is not before:
+        report("join_paddings", nodes=len(before.nodes) - len(step.nodes))
+    return step, placement
+
+
+def _count(step: StepGraph, op: str) -> int:
+    return sum(node.op.name == op for node in step.nodes.values())
+
+
+def _divide(
+    step: StepGraph, placement: Mapping[int, Device], home: Device, terms: StepTerms, report: Report
+) -> Partitioned:
+    """Each task's part of the step."""
+    client, bundled = terms.client, Bundled(step, placement)
+    if terms.optimize:
+        bundled = bundle(step, placement, terms.supports, fetched=client is not None)
+    if bundled.values:
+        report("bundle", values=bundled.values)
+    fed_at = None if terms.ends is Ends.USED else home
+    parts = partition(bundled.step, bundled.placement, home=fed_at, client=client, parts=bundled.parts)
+    report("partition", tasks=len(parts.plans), transfers=parts.transfers)
+    return parts
+
+
+def _lower_all(plans: Mapping[str, Plan], report: Report) -> dict[str, Plan]:
+    """Each task's plan, as it is best run."""
+    lowered = {task: lower(plan) for task, plan in plans.items()}
+    changed = [task for task, plan in lowered.items() if plan is not plans[task]]
+    if changed:
+        report("lower", **{task: len(lowered[task].nodes) - len(plans[task].nodes) for task in changed})
+    return lowered

@@ -23,7 +23,7 @@ from flowrt.base.errors import (
 from flowrt.base.spec import Spec
 from flowrt.base.traits import is_alias
 from flowrt.kernels.store.building import build_standard_kernels
-from flowrt.passes import Arrangement, Compiled, Ends, PassReport, Prediction, arranged, compile_step
+from flowrt.passes import Arrangement, Compiled, Ends, PassReport, Prediction, StepTerms, arranged, compile_step
 from flowrt.placement import Auto
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host, RunContext
@@ -251,36 +251,28 @@ def compile_for(
     known = devices
     if standing or there:
         known = [d for d in runner.known_devices if d in devices or d.host in standing or d.host in there]
-    rules = placement.devices if placement else {}
     arrangement = _arrangement(runner, graph, placement) if isinstance(placement, Auto) else None
+    terms = StepTerms(
+        known,
+        devices[0],
+        supports,
+        fusible=fusible,
+        regions=runner.tapes,
+        evaluate=evaluate,
+        optimize=optimize,
+        client=runner.client if ends is None else None,
+        rules=placement.devices if placement else {},
+        wishes=arrangement.devices if arrangement else None,
+        ends=ends or Ends.DEFAULT,
+        stand_ins=standing,
+        soft_placement=runner.soft_placement,
+        prediction=_prediction(placement),
+    )
     try:
-        compiled = compile_step(
-            graph,
-            fetches,
-            targets,
-            feeds,
-            devices=known,
-            default=devices[0],
-            supports=supports,
-            fusible=fusible,
-            regions=runner.tapes,
-            evaluate=evaluate,
-            optimize=optimize,
-            client=runner.client if ends is None else None,
-            rules=rules,
-            wishes=arrangement.devices if arrangement else None,
-            ends=ends or Ends.DEFAULT,
-            stand_ins=standing,
-            soft_placement=runner.soft_placement,
-            prediction=_prediction(placement),
-        )
+        compiled = compile_step(graph, fetches, targets, feeds, terms)
     except PlacementError as error:
-        asked = error.missing
-        for task in sorted(runner.lost if asked is not None else ()):
-            if Device(asked.job, asked.task).matches(Device.parse(task)):
-                raise NodeLost(f"{error}: {runner.why_lost(task)}") from None
-        if asked is not None and asked.job is not None and isinstance(runner, LocalRunner):
-            raise PlacementError(f"{error}; {_HOW_TO_HAVE_JOBS}") from None
+        if (told := _in_terms_of_tasks(runner, error)) is not None:
+            raise told from None
         raise
     if compiled.moved:
         more = len(compiled.moved) - MOST_MOVED
@@ -290,6 +282,19 @@ def compile_for(
     predicted = {"µs predicted": arrangement.seconds, "µs on one device": arrangement.alone}
     report = PassReport("arrange", {what: round(1e6 * seconds) for what, seconds in predicted.items()})
     return replace(compiled, report=(report, *compiled.report))
+
+
+def _in_terms_of_tasks(runner: Runner, error: PlacementError) -> FlowrtError | None:
+    """What to say where the device that is missing is of a task that is lost, or of a job in a process alone."""
+    asked = error.missing
+    if asked is None:
+        return None
+    for task in sorted(runner.lost):
+        if Device(asked.job, asked.task).matches(Device.parse(task)):
+            return NodeLost(f"{error}: {runner.why_lost(task)}")
+    if asked.job is not None and isinstance(runner, LocalRunner):
+        return PlacementError(f"{error}; {_HOW_TO_HAVE_JOBS}")
+    return None
 
 
 def _arrangement(runner: Runner, graph: Graph, auto: Auto) -> Arrangement:

@@ -29,7 +29,7 @@ from flowrt.kernels.tiles.micro import Tile, native, tile_part, tiles_of
 from flowrt.kernels.tiles.products import Tiled
 from flowrt.op import as_value, lookup
 from flowrt.ops.state import Variable
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 from flowrt.sched.tape.recording import record
 from flowrt.sched.units import find_units
 from flowrt.session.eager import evaluate
@@ -124,12 +124,9 @@ def _of_step(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Any], opti
         tensors,
         targets,
         feeds,
-        devices=[device],
-        default=device,
-        supports=supports,
-        fusible=fusible,
-        evaluate=evaluate,
-        optimize=optimize,
+        StepTerms(
+            devices=[device], default=device, supports=supports, fusible=fusible, evaluate=evaluate, optimize=optimize
+        ),
     )
     for plan in compiled.plans.values():
         specs = plan.value_specs()

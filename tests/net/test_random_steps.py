@@ -12,7 +12,7 @@ from test_faults import World, world
 from flowrt.base.errors import DeadTensorError, PlacementError
 from flowrt.base.spec import spec_of
 from flowrt.net.node.started import Started
-from flowrt.passes import Prediction, Transfer, compile_step
+from flowrt.passes import Prediction, StepTerms, Transfer, compile_step
 from flowrt.sched.executor import Executor
 from flowrt.sched.regions.regions import resource_of
 
@@ -34,12 +34,14 @@ async def _agree(made: World, seed: int, prediction: Prediction | None) -> bool:
             graph.fetches,
             graph.targets,
             list(graph.feeds),
-            devices=DEVICES,
-            default=DEVICES[0],
-            supports=everywhere,
-            evaluate=evaluate,
-            client=CLIENT,
-            prediction=prediction,
+            StepTerms(
+                devices=DEVICES,
+                default=DEVICES[0],
+                supports=everywhere,
+                evaluate=evaluate,
+                client=CLIENT,
+                prediction=prediction,
+            ),
         )
     except PlacementError:
         return False  # random colocation may contradict random devices

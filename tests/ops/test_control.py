@@ -286,7 +286,11 @@ async def test_a_step_without_the_gradient_does_not_stack_for_it() -> None:
         assert len(loss.op.inputs[0].op.outputs) > before
     made = [
         flowrt.passes.compile_step(
-            graph, [fetch], [], [x, w], devices=[DEVICE], default=DEVICE, supports=lambda op, dtypes, kind: True
+            graph,
+            [fetch],
+            [],
+            [x, w],
+            flowrt.passes.StepTerms(devices=[DEVICE], default=DEVICE, supports=lambda op, dtypes, kind: True),
         )
         for fetch in (loss, slope)
     ]

@@ -13,7 +13,7 @@ import pytest
 import flowrt as fr
 import flowrt.sched.executor
 from flowrt.base.device import Device
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 from flowrt.passes.lower import lower
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host, RunContext
@@ -107,7 +107,7 @@ async def answers(host: Host, program: Program, fed: Sequence[Any], optimize: bo
         inputs = [fr.placeholder("int64", (2,)) for _ in fed]
         last = follow(program, inputs)[-1]
     made = compile_step(
-        graph, [last], [], inputs, devices=[DEVICE], default=DEVICE, supports=supports, optimize=optimize
+        graph, [last], [], inputs, StepTerms(devices=[DEVICE], default=DEVICE, supports=supports, optimize=optimize)
     )
     (plan,) = made.plans.values()
     lowered = lower(plan, everything=True)

@@ -11,12 +11,14 @@ from step_world import CPU, everywhere
 import flowrt as fr
 from flowrt.ops.index import bag, take
 from flowrt.ops.source import placeholder
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 from flowrt.session.session import Options
 
 
 def ops_of(fetches: list[Any], feeds: list[Any], targets: Any = ()) -> list[str]:
-    made = compile_step(fetches[0].graph, fetches, targets, feeds, devices=[CPU], default=CPU, supports=everywhere)
+    made = compile_step(
+        fetches[0].graph, fetches, targets, feeds, StepTerms(devices=[CPU], default=CPU, supports=everywhere)
+    )
     (plan,) = made.plans.values()
     return [node.op for node in plan.nodes]
 

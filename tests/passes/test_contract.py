@@ -13,12 +13,14 @@ from flowrt.ops.conv import conv2d
 from flowrt.ops.elementwise import add, relu
 from flowrt.ops.linalg import matmul
 from flowrt.ops.source import placeholder, shape_of
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 from flowrt.session.session import Options
 
 
 def ops_of(fetches: list[Any], feeds: list[Any], targets: Any = ()) -> list[str]:
-    made = compile_step(fetches[0].graph, fetches, targets, feeds, devices=[CPU], default=CPU, supports=everywhere)
+    made = compile_step(
+        fetches[0].graph, fetches, targets, feeds, StepTerms(devices=[CPU], default=CPU, supports=everywhere)
+    )
     (plan,) = made.plans.values()
     return [node.op for node in plan.nodes]
 

@@ -10,7 +10,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.base.device import Device
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 from flowrt.session.runners import supports
 
 DEVICE = Device.parse("/job:local/task:0/device:cpu:0")
@@ -19,7 +19,7 @@ COMPARE = {"less": fr.less, "less_equal": fr.less_equal, "greater": fr.greater, 
 
 def limits(graph: fr.Graph, fetch: Any, feeds: list[Any]) -> list[int | None]:
     """The limits of a step's loops that have no condition, None for those that have one."""
-    made = compile_step(graph, [fetch], [], feeds, devices=[DEVICE], default=DEVICE, supports=supports)
+    made = compile_step(graph, [fetch], [], feeds, StepTerms(devices=[DEVICE], default=DEVICE, supports=supports))
     (plan,) = made.plans.values()
     loops = [node for node in plan.nodes if node.op == "loop"]
     return [node.attrs["limit"] if node.attrs["cond"] is None else None for node in loops]

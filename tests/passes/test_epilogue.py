@@ -14,7 +14,7 @@ from flowrt.base.spec import Spec
 from flowrt.kernels.composite.epilogue import EpilogueStep
 from flowrt.kernels.launch import Application, Prepared, apply_kernel
 from flowrt.ops.fused import parts_of
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 from flowrt.session.runners import fusible, supports
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def plan_of(build: Callable[..., Any], *shapes: Any) -> Plan:
     fetches = [t for t in asked if isinstance(t, fr.Tensor)]
     targets = [t for t in asked if not isinstance(t, fr.Tensor)]
     compiled = compile_step(
-        graph, fetches, targets, feeds, devices=[CPU], default=CPU, supports=supports, fusible=fusible
+        graph, fetches, targets, feeds, StepTerms(devices=[CPU], default=CPU, supports=supports, fusible=fusible)
     )
     (plan,) = compiled.plans.values()
     return plan

@@ -12,7 +12,7 @@ import pytest
 import flowrt as fr
 from flowrt.base.device import Device
 from flowrt.ops.fused import in_one, parts_of
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 from flowrt.passes.fuse import MAX_MEMBERS, MAX_REDUCTIONS
 from flowrt.session.runners import fusible, supports
 
@@ -31,7 +31,11 @@ def plan_of(build: Callable[..., Any], *shapes: Any, dtype: str = "float32", reg
     fetches = [t for t in asked if isinstance(t, fr.Tensor)]
     targets = [t for t in asked if not isinstance(t, fr.Tensor)]
     compiled = compile_step(
-        graph, fetches, targets, feeds, devices=[CPU], default=CPU, supports=supports, fusible=fusible, regions=regions
+        graph,
+        fetches,
+        targets,
+        feeds,
+        StepTerms(devices=[CPU], default=CPU, supports=supports, fusible=fusible, regions=regions),
     )
     (plan,) = compiled.plans.values()
     return plan
@@ -179,11 +183,7 @@ def test_nodes_on_two_devices_stay_apart() -> None:
         [y],
         [],
         [x],
-        devices=devices,
-        default=devices[0],
-        supports=supports,
-        fusible=fusible,
-        client="/job:c/task:0",
+        StepTerms(devices=devices, default=devices[0], supports=supports, fusible=fusible, client="/job:c/task:0"),
     )
     assert [ops(plan)[1] for plan in compiled.plans.values()] == [["exp", "multiply"], ["tanh", "add"]]
 

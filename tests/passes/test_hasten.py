@@ -11,7 +11,7 @@ from step_world import CPU, everywhere
 from test_footprint import training
 
 import flowrt as fr
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 from flowrt.passes.hasten import hasten
 from flowrt.passes.order_state import order_state
 from flowrt.passes.prune import prune
@@ -48,7 +48,7 @@ def test_an_update_comes_right_behind_its_gradient() -> None:
         first, second = fr.exp(both), fr.tanh(both)
         further = fr.log(first), fr.sin(second)
         updates = [v.assign(fr.negative(further[0])), w.assign(fr.square(further[1]))]
-    made = compile_step(graph, [both], updates, [x], devices=[CPU], default=CPU, supports=everywhere)
+    made = compile_step(graph, [both], updates, [x], StepTerms(devices=[CPU], default=CPU, supports=everywhere))
     (plan,) = made.plans.values()
     found = [node.op for node in plan.nodes]
     assert found == ["sqrt", "exp", "log", "negative", "assign", "tanh", "sin", "square", "assign"]

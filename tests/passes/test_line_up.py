@@ -11,7 +11,7 @@ from step_world import CPU, everywhere
 
 import flowrt as fr
 from flowrt.base.device import Device
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 
 GPU = Device("local", 0, "cuda", 0)
 N = 64
@@ -51,7 +51,7 @@ def test_what_turns_read_again_and_again_is_copied(name: str) -> None:
     with fr.Graph() as graph:
         m, v = fr.placeholder("float32", of_matrix), fr.placeholder("float32", of_vector)
         result = build(m, v)
-    made = compile_step(graph, [result], [], [m, v], devices=[CPU], default=CPU, supports=everywhere)
+    made = compile_step(graph, [result], [], [m, v], StepTerms(devices=[CPU], default=CPU, supports=everywhere))
     (plan,) = made.plans.values()
     copies = [node for node in plan.nodes if node.op == "concat"]
     assert [node.inputs for node in copies] == [(0,)] * copied
@@ -86,7 +86,9 @@ def test_each_loop_has_a_copy_of_each_matrix_beside_it() -> None:
         first = repeated(lambda v: fr.tanh(one @ v + other @ v), v)
         last = repeated(lambda v: fr.tanh(one @ v), first)
     for device, many in ((CPU, 3), (GPU, 0)):
-        made = compile_step(graph, [last], [], [one, other, v], devices=[CPU, GPU], default=device, supports=everywhere)
+        made = compile_step(
+            graph, [last], [], [one, other, v], StepTerms(devices=[CPU, GPU], default=device, supports=everywhere)
+        )
         (plan,) = made.plans.values()
         copies = [node for node in plan.nodes if node.op == "concat"]
         assert sorted(node.inputs for node in copies) == [(0,), (0,), (1,)][:many]

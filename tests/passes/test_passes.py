@@ -20,7 +20,7 @@ from flowrt.ops.elementwise import add, multiply, negative
 from flowrt.ops.flow import switch
 from flowrt.ops.source import constant, full, full_like, placeholder, shape_of
 from flowrt.ops.state import Variable
-from flowrt.passes import Compiled, compile_step
+from flowrt.passes import Compiled, StepTerms, compile_step
 from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.merge_common import merge_common
 from flowrt.passes.prune import prune
@@ -224,12 +224,14 @@ def _compile(world: RandomGraph, devices: Any, client: str | None, optimize: boo
         world.fetches,
         world.targets,
         list(world.feeds),
-        devices=devices,
-        default=devices[0],
-        supports=everywhere,
-        evaluate=evaluate,
-        optimize=optimize,
-        client=client,
+        StepTerms(
+            devices=devices,
+            default=devices[0],
+            supports=everywhere,
+            evaluate=evaluate,
+            optimize=optimize,
+            client=client,
+        ),
     )
 
 

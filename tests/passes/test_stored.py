@@ -13,7 +13,7 @@ import flowrt as fr
 from flowrt.base.device import Device
 from flowrt.ops import linalg, precision
 from flowrt.ops.source import placeholder
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 
 GPU = Device.parse(str(CPU).replace("cpu:0", "cuda:0"))
 KINDS = ("bfloat16", "float16")
@@ -30,7 +30,7 @@ def without_bits(op: str, dtypes: Sequence[Any], kind: str) -> bool:
 def ops_of(fetches: list[Any], feeds: list[Any], device: Device = GPU, supports: Any = on_these) -> list[str]:
     """What is done on the device."""
     graph, devices = fetches[0].graph, [CPU, GPU]
-    made = compile_step(graph, fetches, (), feeds, devices=devices, default=device, supports=supports)
+    made = compile_step(graph, fetches, (), feeds, StepTerms(devices=devices, default=device, supports=supports))
     (plan,) = made.plans.values()
     return sorted(node.op for node in plan.nodes if node.op != "bring")
 

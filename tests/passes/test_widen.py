@@ -16,7 +16,7 @@ import flowrt as fr
 from flowrt.base.device import Device
 from flowrt.base.plan import Plan, PlanNode
 from flowrt.base.spec import is_half
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 from flowrt.session.runners import fusible, supports
 
 GPU = Device.parse(str(CPU).replace("cpu:0", "cuda:0"))
@@ -26,7 +26,7 @@ def plan_of(fetches: list[Any], targets: Sequence[Any] = (), device: Device = CP
     graph = (fetches or list(targets))[0].graph
     feeds = [node.outputs[0] for node in graph.nodes if node.op.name == "placeholder"]
     compiled = compile_step(
-        graph, fetches, targets, feeds, devices=[CPU, GPU], default=device, supports=supports, **options
+        graph, fetches, targets, feeds, StepTerms(devices=[CPU, GPU], default=device, supports=supports, **options)
     )
     (plan,) = compiled.plans.values()
     return plan
@@ -145,5 +145,5 @@ def test_a_step_without_such_floats_is_left_alone() -> None:
     with fr.Graph() as graph:
         x = fr.placeholder("float32", (3,))
         y = fr.exp(x)
-    compiled = compile_step(graph, [y], (), [x], devices=[CPU], default=CPU, supports=supports)
+    compiled = compile_step(graph, [y], (), [x], StepTerms(devices=[CPU], default=CPU, supports=supports))
     assert "widen" not in {report.name for report in compiled.report}

@@ -18,7 +18,7 @@ from step_world import CPU
 import flowrt as fr
 from flowrt.base.spec import Spec
 from flowrt.op import as_value
-from flowrt.passes import compile_step
+from flowrt.passes import StepTerms, compile_step
 from flowrt.sched.machine import StepMachine
 from flowrt.sched.tape.recording import record
 from flowrt.sched.tape.schedule import hazards
@@ -194,7 +194,7 @@ def prepare(build: Callable[[int], Made], n: int, optimize: bool) -> None:
     fetches = [t for t in asked if isinstance(t, fr.Tensor)]
     targets = [t for t in asked if not isinstance(t, fr.Tensor)]
     where: dict[str, Any] = {"devices": [CPU], "default": CPU, "supports": supports, "fusible": fusible}
-    (plan,) = compile_step(graph, fetches, targets, feeds, **where, optimize=optimize).plans.values()
+    (plan,) = compile_step(graph, fetches, targets, feeds, StepTerms(**where, optimize=optimize)).plans.values()
     units = find_units(plan, tapes=True)
     StepMachine(connect(plan, units).topology).start()
     specs = plan.value_specs()
@@ -271,8 +271,8 @@ def test_a_small_step_takes_as_much_in_a_large_graph_as_in_a_small_one() -> None
         graph.finalize()
         where: dict[str, Any] = {"devices": [CPU], "default": CPU, "supports": supports, "fusible": fusible}
         first, second = (as_value(variable) for variable in graph.variables[:2])
-        compile_step(graph, [first], [], [], **where)
-        return lines_of(lambda: compile_step(graph, [second], [], [], **where))
+        compile_step(graph, [first], [], [], StepTerms(**where))
+        return lines_of(lambda: compile_step(graph, [second], [], [], StepTerms(**where)))
 
     another(4)
     assert another(SIZE) == another(4 * SIZE)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from step_world import CPU, everywhere
 
-from flowrt.passes import Compiled, compile_step
+from flowrt.passes import Compiled, StepTerms, compile_step
 
 if TYPE_CHECKING:
     from flowrt.passes.step import StepGraph
@@ -23,4 +23,4 @@ def named(step: StepGraph, name: str) -> Any:
 def compiled(fetches: list[Any], targets: Any = (), feeds: Any = (), **options: Any) -> Compiled:
     graph = (fetches + list(targets))[0].graph
     settings: dict[str, Any] = {"devices": [CPU], "default": CPU, "supports": everywhere} | options
-    return compile_step(graph, fetches, targets, feeds, **settings)
+    return compile_step(graph, fetches, targets, feeds, StepTerms(**settings))
