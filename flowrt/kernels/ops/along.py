@@ -256,9 +256,7 @@ def _running_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs
     return [Spec(outputs[0].dtype, (count, TOGETHER) if short else (1, 1))]
 
 
-def running(combine: Any, neutral: int) -> Callable[..., Any]:
-    """The kernel of running results, of which each is combined with the next entry."""
-
+def _short_rows(combine: Any) -> Callable[..., Any]:
     @jitable
     def run_short_rows(rows: Any, out: Any, lines: Any, reverse: int) -> None:
         """Of each row, all rows at once: ``lines`` is room for them turned around."""
@@ -271,6 +269,10 @@ def running(combine: Any, neutral: int) -> Callable[..., Any]:
                 line[i] = combine(line[i], before[i])
         transpose_lines(lines, out)
 
+    return run_short_rows
+
+
+def _four_rows(combine: Any, neutral: int) -> Callable[..., Any]:
     @jitable
     def run_four_rows(x: Any, y: Any, row: int, rows: int, reverse: int) -> None:
         """Of four rows side by side: a single one would wait for each result. The last stands in for missing."""
@@ -284,6 +286,13 @@ def running(combine: Any, neutral: int) -> Callable[..., Any]:
             c, d = y.dtype.type(combine(c, x[s, 0, at])), y.dtype.type(combine(d, x[u, 0, at]))
             y[p, 0, at], y[q, 0, at], y[s, 0, at], y[u, 0, at] = a, b, c, d
             here += step
+
+    return run_four_rows
+
+
+def running(combine: Any, neutral: int) -> Callable[..., Any]:
+    """The kernel of running results, of which each is combined with the next entry."""
+    run_short_rows, run_four_rows = _short_rows(combine), _four_rows(combine, neutral)
 
     @jitable
     def run_row(row: Any, out: Any, reverse: int) -> None:
