@@ -227,6 +227,26 @@ def row_reducer(reducer: Reducer) -> Callable[..., Any]:
     return jitable(reduce_rows)
 
 
+def _by_columns(take: Any, reduce_rows: Any, first: bool, neutral: Any, finish: Any) -> Callable[..., Any]:
+    def columns(x: Any, y: Any, found: Any, lines: Any, begin: int, end: int) -> None:
+        a, middle, b, kept, at = x.shape[1], x.shape[2], x.shape[3], y.shape[2], begin
+        while at < end:
+            group, t = at // kept, at % kept
+            o, m = group // middle, group % middle
+            width = min(min(kept - t, end - at), found.shape[1])
+            for i in range(width):
+                found[0, i] = take(x[o, 0, m, 0, np.uint64(t + i)], found) if first else neutral
+            turn = 0
+            for k in range(a):
+                turn = reduce_rows(x[o, k, m], t, width, found, turn)
+            totals = found[turn]
+            for i in range(width):
+                y[o, m, np.uint64(t + i)] = finish(totals[i], a * b)
+            at += width
+
+    return columns
+
+
 def reduction(reducer: Reducer, start: int | None, finish: Any = as_it_is) -> dict[str, Callable[..., Any]]:
     """The kernels that reduce entries from ``start`` or, if None, from the first, which then counts twice.
 
@@ -269,22 +289,7 @@ def reduction(reducer: Reducer, start: int | None, finish: Any = as_it_is) -> di
                 held = reduce_along(x[o, k, m, 0], 0, tail, held, found)
             y[o, m, 0] = finish(held, a * tail)
 
-    def columns(x: Any, y: Any, found: Any, lines: Any, begin: int, end: int) -> None:
-        a, middle, b, kept, at = x.shape[1], x.shape[2], x.shape[3], y.shape[2], begin
-        while at < end:
-            group, t = at // kept, at % kept
-            o, m = group // middle, group % middle
-            width = min(min(kept - t, end - at), found.shape[1])
-            for i in range(width):
-                found[0, i] = take(x[o, 0, m, 0, np.uint64(t + i)], found) if first else neutral
-            turn = 0
-            for k in range(a):
-                turn = reduce_rows(x[o, k, m], t, width, found, turn)
-            totals = found[turn]
-            for i in range(width):
-                y[o, m, np.uint64(t + i)] = finish(totals[i], a * b)
-            at += width
-
+    columns = _by_columns(take, reduce_rows, first, neutral, finish)
     return {"columns": columns, "short": short, "along": along}
 
 

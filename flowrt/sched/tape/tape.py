@@ -270,10 +270,8 @@ class Tape:
             start = BASES + self._old
             room.cells[start : start + len(old)] = old
             nodes_at = address(self._apart[0])
-        times, times_at = None, 0
-        if tracer is not None:
-            times = LaunchTimes(self.launches)
-            times_at = times.address
+        times = None if tracer is None else LaunchTimes(self.launches)
+        times_at = 0 if times is None else times.address
         if before is not None:
             self._run_with_stops(room, nodes_at, before, times_at)
         elif crew is None or self.runs_alone:
