@@ -12,8 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
 from flowrt.base.spec import Spec
+from flowrt.base.valueclass import replace
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.beginning import BeginReplica, BeginServer
 from flowrt.sched.drivers.closed import Closed
@@ -72,6 +74,7 @@ _TO_SERVERS = frozenset({Update, Seen, Wants, ApplyOrder, Allow, Lost, Ready, He
 _TO_REPLICAS = frozenset({NewVersion, AskedRows, Batch, Draw, Probe})
 SETTLE_SECONDS = 5.0  # how long the end of a run waits for servers to apply what they were ordered to
 REST_SECONDS = 2.0  # how long who comes waits for what was ordered for those who are away
+_FIELDS_OF_LEFT, _FIELDS_OF_REPORT = (attrgetter(*[each.name for each in fields(kind)]) for kind in (Left, Report))
 
 
 class Iterations:
@@ -311,8 +314,8 @@ class Iterations:
         tower, load, differ = Closed(plans(asked.plan), asked.seed, whose), closed(asked.load), closed(asked.differ)
         rounds, feedback = None, Feedback(self._host.memory)
         if load is not None and differ is not None:
-            makes = packing(differ, asked, feedback, self._host)
-            rounds = Rounds(asked, tower, closed(asked.start), load, makes, closed(asked.merge), way)
+            differs = packing(differ, asked, feedback, self._host)
+            rounds = Rounds(asked, tower, closed(asked.start), load, differs, closed(asked.merge), way)
         makes = packing(tower, asked, feedback, self._host, asked.told)
         replica = Replica(asked, makes, closed(asked.ask), way, feedback, rounds)
         self._replicas[asked.run, asked.replica] = replica
@@ -320,33 +323,18 @@ class Iterations:
 
     def _way(self, asked: BeginServer | BeginReplica, epoch: str, number: int, count: int) -> Way:
         """The way of driver ``number`` of ``count``."""
-        way = Way(
-            self._host,
-            epoch,
-            asked.run,
-            asked.seed,
-            self._tasks,
-            self._send,
-            self._clock,
-            origin=epoch,
-            noting=self._note_and_send,
-        )
+        way = self._plain_way(asked.run, asked.seed, epoch)
         if self._slowness is None:
             return way
         return replace(way, send=self._send_late, striking=self._slowness.of(asked.seed, number, count))
 
+    def _plain_way(self, run: int, seed: int, epoch: str) -> Way:
+        """One that nothing makes slow."""
+        ends = self._tasks, self._send, self._clock
+        return Way(self._host, epoch, run, seed, *ends, origin=epoch, noting=self._note_and_send)
+
     def _way_of_follower(self, asked: Follow, epoch: str) -> Way:
-        return Way(
-            self._host,
-            epoch,
-            asked.follow,
-            asked.seed,
-            self._tasks,
-            self._send,
-            self._clock,
-            origin=epoch,
-            noting=self._note_and_send,
-        )
+        return self._plain_way(asked.follow, asked.seed, epoch)
 
     def _send_late(self, peer: str, epoch: str, message: Any) -> None:
         assert self._slowness is not None
@@ -459,29 +447,15 @@ def _hash_of(values: Sequence[Any]) -> bytes:
 
 
 def left_to_data(left: Left) -> tuple[Any, ...]:
-    """``left`` as it travels."""
-    order = () if left.order is None else left.order
-    return (
-        left.run,
-        left.version,
-        tuple(left.held),
-        order,
-        left.ended,
-        left.client,
-        left.broke,
-        left.weights,
-        left.versions,
-        left.server,
-        tuple(tuple(getattr(report, field.name) for field in fields(report)) for report in left.unseen),
-        left.detached,
-    )
+    """``left`` as it travels: its fields in order."""
+    unseen = tuple(map(_FIELDS_OF_REPORT, left.unseen))
+    fields_of_it: tuple[Any, ...] = _FIELDS_OF_LEFT(replace(left, held=tuple(left.held), unseen=unseen))
+    return fields_of_it
 
 
 def left_from_data(data: tuple[Any, ...]) -> Left | None:
     """What `left_to_data` wrote; None of nothing."""
     if not data:
         return None
-    run, version, held, order, *others, server, unseen, detached = data
-    reports = tuple(Report(*report) for report in unseen)
-    left = Left(run, version, frozenset(held), order or None, *others)
-    return replace(left, unseen=reports, server=server, detached=detached)
+    left = Left(*data)
+    return replace(left, held=frozenset(left.held), unseen=tuple([Report(*report) for report in left.unseen]))
