@@ -131,8 +131,10 @@ def infer(node: PlanNode, inputs: Sequence[Spec]) -> tuple[Spec, ...]:
         outputs = lookup(node.op).infer(inputs, node.attrs)
     except SpecError as error:
         raise SpecError(f"{node.where()}: {error}") from None
+    if len(outputs) != len(node.outputs):
+        raise SpecError(f"{node.where()}: the plan expects {len(node.outputs)} outputs, the op has {len(outputs)}")
     for made, expected in zip(outputs, node.outputs, strict=True):
-        if not expected.accepts(made.dtype, made.shape):
+        if made.dims is not None and not expected.accepts(made.dtype, made.dims):
             raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {made}")
     return outputs
 
@@ -154,17 +156,10 @@ def _infer(lives: Lives, node: PlanNode) -> tuple[Spec, ...]:
         raise DataDependent(f"{node.where()}: the sizes of what is computed depend on values computed beside it")
     if lives.planned.issuperset(node.inputs) and all(s.known and s.dtype.kind not in "iu" for s in node.outputs):
         return node.outputs
-    try:
-        outputs = lookup(node.op).infer(inputs, node.attrs)
-    except SpecError as error:
-        raise SpecError(f"{node.where()}: {error}") from None
-    if len(outputs) != len(node.outputs):
-        raise SpecError(f"{node.where()}: the plan expects {len(node.outputs)} outputs, the op has {len(outputs)}")
-    for spec, expected in zip(outputs, node.outputs, strict=True):
+    outputs = infer(node, inputs)
+    for spec in outputs:
         if not spec.known:
             raise DataDependent(f"{node.where()}: the shape of {spec} depends on values computed beside it")
-        if not expected.accepts(spec.dtype, spec.shape):
-            raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {spec}")
     return outputs
 
 
