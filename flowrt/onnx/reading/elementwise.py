@@ -16,7 +16,7 @@ import numpy as np
 import flowrt.ops as fr
 from flowrt.base.spec import is_float, is_half
 from flowrt.graph import Tensor
-from flowrt.onnx.reading.reader import READERS, NodeCall, Unreadable, Value, known, reads
+from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, known, reads
 from flowrt.onnx.types import dtype_of
 from flowrt.ops.inference import described
 from flowrt.ops.nn import softplus
@@ -92,18 +92,6 @@ def _acosh(x: Any) -> Any:
     return fr.log1p(fr.add(less, fr.sqrt(fr.multiply(less, fr.add(x, 1.0)))))
 
 
-def _atanh(x: Any) -> Any:
-    return fr.multiply(0.5, fr.subtract(fr.log1p(x), fr.log1p(fr.negative(x))))
-
-
-def _softsign(x: Any) -> Any:
-    return fr.divide(x, fr.add(fr.abs(x), 1.0))
-
-
-def _mish(x: Any) -> Any:
-    return fr.multiply(x, fr.tanh(softplus(x)))
-
-
 UNARY: dict[str, Unary] = {
     "Abs": fr.abs,
     "Acos": fr.acos,
@@ -136,9 +124,9 @@ UNARY: dict[str, Unary] = {
 COMPOSED: dict[str, Unary] = {
     "Acosh": _acosh,
     "Asinh": _asinh,
-    "Atanh": _atanh,
-    "Mish": _mish,
-    "Softsign": _softsign,
+    "Atanh": lambda x: fr.multiply(0.5, fr.subtract(fr.log1p(x), fr.log1p(fr.negative(x)))),
+    "Mish": lambda x: fr.multiply(x, fr.tanh(softplus(x))),
+    "Softsign": lambda x: fr.divide(x, fr.add(fr.abs(x), 1.0)),
 }
 
 BINARY: dict[str, Binary] = {
@@ -161,27 +149,25 @@ BINARY: dict[str, Binary] = {
 VARIADIC: dict[str, Binary] = {"Max": fr.maximum, "Min": fr.minimum, "Sum": fr.add}
 
 
-def _unary(call: NodeCall) -> Value:
+@reads(*UNARY)
+def unary(call: NodeCall) -> Value:
     return each(call, UNARY[call.op], call[0])
 
 
+@reads(*COMPOSED)
 @rounded_once
-def _composed(call: NodeCall) -> Value:
+def composed(call: NodeCall) -> Value:
     return each(call, COMPOSED[call.op], call[0])
 
 
-def _binary(call: NodeCall) -> Value:
+@reads(*BINARY)
+def binary(call: NodeCall) -> Value:
     return alike(call, BINARY[call.op], call[0], call[1])
 
 
-def _variadic(call: NodeCall) -> Value:
+@reads(*VARIADIC)
+def variadic(call: NodeCall) -> Value:
     return functools.reduce(lambda a, b: alike(call, VARIADIC[call.op], a, b), call.inputs)
-
-
-READERS.update(dict.fromkeys(UNARY, _unary))
-READERS.update(dict.fromkeys(COMPOSED, _composed))
-READERS.update(dict.fromkeys(BINARY, _binary))
-READERS.update(dict.fromkeys(VARIADIC, _variadic))
 
 
 @reads("Mean")

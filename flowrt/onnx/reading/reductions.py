@@ -10,42 +10,22 @@ import numpy as np
 import flowrt.ops as fr
 from flowrt.base.spec import is_float
 from flowrt.onnx.reading.elementwise import rounded_once
-from flowrt.onnx.reading.reader import READERS, NodeCall, Unreadable, Value, axis_of, known, reads
+from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, axis_of, known, reads
 from flowrt.ops.inference import described
 
 Reduction = Callable[[Any, Any, bool], Any]
-
-
-def _norm1(x: Any, axis: Any, keep: bool) -> Any:
-    return fr.sum(fr.abs(x), axis, keep)
-
-
-def _norm2(x: Any, axis: Any, keep: bool) -> Any:
-    return fr.sqrt(_in_floats(fr.sum(fr.square(x), axis, keep)))
 
 
 def _in_floats(x: Any) -> Any:
     return x if is_float(described(x).dtype) else fr.astype(x, "float64")
 
 
-def _log_sum(x: Any, axis: Any, keep: bool) -> Any:
-    return fr.log(_in_floats(fr.sum(x, axis, keep)))
-
-
-def _log_sum_exp(x: Any, axis: Any, keep: bool) -> Any:
-    return fr.logsumexp(_in_floats(x), axis, keep)
-
-
-def _sum_square(x: Any, axis: Any, keep: bool) -> Any:
-    return fr.sum(fr.square(x), axis, keep)
-
-
 COMPOSED: dict[str, Reduction] = {
-    "ReduceL1": _norm1,
-    "ReduceL2": _norm2,
-    "ReduceLogSum": _log_sum,
-    "ReduceLogSumExp": _log_sum_exp,
-    "ReduceSumSquare": _sum_square,
+    "ReduceL1": lambda x, axis, keep: fr.sum(fr.abs(x), axis, keep),
+    "ReduceL2": lambda x, axis, keep: fr.sqrt(_in_floats(fr.sum(fr.square(x), axis, keep))),
+    "ReduceLogSum": lambda x, axis, keep: fr.log(_in_floats(fr.sum(x, axis, keep))),
+    "ReduceLogSumExp": lambda x, axis, keep: fr.logsumexp(_in_floats(x), axis, keep),
+    "ReduceSumSquare": lambda x, axis, keep: fr.sum(fr.square(x), axis, keep),
 }
 REDUCTIONS: dict[str, Reduction] = {
     **COMPOSED,
@@ -96,8 +76,8 @@ def _of_nothing(call: NodeCall, axes: tuple[int, ...] | None, keep: bool) -> Val
     return fr.full(shape, np.asarray(bound, dtype), dtype.name)
 
 
-READERS.update(dict.fromkeys(REDUCTIONS, _reduce))
-READERS.update(dict.fromkeys(COMPOSED, rounded_once(_reduce)))
+reads(*REDUCTIONS)(_reduce)
+reads(*COMPOSED)(rounded_once(_reduce))
 
 
 @reads("ArgMax", "ArgMin")

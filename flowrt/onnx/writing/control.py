@@ -24,8 +24,8 @@ def cond(one: AppliedOp) -> list[str]:
         nodes, answers = written_body(one.writer.shared, plan, one.inputs[1:], one.specs[1:])
         outputs = [_value(name, Spec(spec.dtype, None)) for name, spec in zip(answers, one.answers, strict=True)]
         branches.append(helper.make_graph(nodes, f"{one.name}/{which}", [], outputs))
-    made = one.add("If", one.inputs[0], outputs=len(one.answers), then_branch=branches[0], else_branch=branches[1])
-    return [made] if isinstance(made, str) else list(made)
+    then, otherwise = branches
+    return one.add_many("If", one.inputs[0], outputs=len(one.answers), then_branch=then, else_branch=otherwise)
 
 
 @writes("loop")
@@ -46,13 +46,11 @@ def loop(one: AppliedOp) -> list[str]:
         one.writer.nodes += nodes
     body = _body(one, rows, captured, captured_specs, held_specs, most)
     start = [*state, one.constant(0, np.int64)]
-    count = len(body.output) - 1
-    made = one.add("Loop", most, first, *start, outputs=count, body=body)
-    found = [made] if isinstance(made, str) else list(made)
+    found = one.add_many("Loop", most, first, *start, outputs=len(body.output) - 1, body=body)
     stacks = found[carried + 1 :]
     if attrs["reverse"]:
         last, end, axis, by = one.ints(-1), one.ints(-np.iinfo(np.int64).max), one.ints(0), one.ints(-1)
-        stacks = [str(one.add("Slice", stack, last, end, axis, by)) for stack in stacks]
+        stacks = [one.add("Slice", stack, last, end, axis, by) for stack in stacks]
     return [*found[: carried + 1], *stacks]
 
 
@@ -62,8 +60,8 @@ def _most(one: AppliedOp, rows: Any, counted: int) -> str | None:
     if one.attrs["limit"] is not None:
         bounds.append(one.constant(one.attrs["limit"], np.int64))
     if rows:
-        bounds.append(one.reshaped(str(one.add("Shape", rows[0], start=0, end=1)), ()))
-    return None if not bounds else bounds[0] if len(bounds) == 1 else str(one.add("Min", *bounds))
+        bounds.append(one.reshaped(one.add("Shape", rows[0], start=0, end=1), ()))
+    return None if not bounds else bounds[0] if len(bounds) == 1 else one.add("Min", *bounds)
 
 
 def _body(one: AppliedOp, rows: Any, captured: Any, captured_specs: Any, held: list[Spec], most: str | None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import is_float
-from flowrt.onnx.writing.writer import CHANNELS_LAST, WRITERS, AppliedOp, writes
+from flowrt.onnx.writing.writer import CHANNELS_LAST, AppliedOp, writes
 
 FIRST = (0, 3, 1, 2)  # the axes of images whose channels are last, so that they are first
 
@@ -50,11 +50,11 @@ def as_they_lie(one: AppliedOp, op: str, inputs: Sequence[str], **attrs: Any) ->
     channels, scalars or weights."""
     first = one.writer.shared.channels_first
     if not any(name in first for name in inputs) or len(one.out.dims or ()) != 4:
-        return str(one.add(op, *inputs, **attrs))
+        return one.add(op, *inputs, **attrs)
     turned = [_turned(one, name, spec) for name, spec in zip(inputs, _specs(one, inputs), strict=True)]
     if any(name is None for name in turned):
-        return str(one.add(op, *inputs, **attrs))
-    return channels_last(one, str(one.add(op, *turned, **attrs)))
+        return one.add(op, *inputs, **attrs)
+    return channels_last(one, one.add(op, *turned, **attrs))
 
 
 def _specs(one: AppliedOp, inputs: Sequence[str]) -> list[Any]:
@@ -83,11 +83,9 @@ def channels_last(one: AppliedOp, name: str) -> str:
     return made
 
 
-def _unary(one: AppliedOp) -> str:
+@writes(*UNARY)
+def unary(one: AppliedOp) -> str:
     return as_they_lie(one, UNARY[one.op], [one.input_as(one.out.dtype)])
-
-
-WRITERS.update(dict.fromkeys(UNARY, _unary))
 
 
 @writes(*BINARY)
@@ -100,7 +98,7 @@ def add_n(one: AppliedOp) -> str:
     found = one.inputs[0]
     for other in one.inputs[1:]:
         found = one.add("Or" if one.out.dtype == np.bool_ else "Add", found, other)
-    return found if len(one.inputs) > 1 else str(one.add("Identity", found))
+    return found if len(one.inputs) > 1 else one.add("Identity", found)
 
 
 @writes(*COMPARED)
@@ -108,38 +106,38 @@ def compared(one: AppliedOp) -> str:
     inputs = list(one.inputs)
     if one.specs[0].dtype == np.bool_ and one.op != "equal":
         inputs = [one.input_as(np.uint8, n) for n in (0, 1)]
-    return str(one.add(COMPARED[one.op], *inputs))
+    return one.add(COMPARED[one.op], *inputs)
 
 
 @writes("not_equal")
 def not_equal(one: AppliedOp) -> str:
-    return str(one.add("Not", one.add("Equal", *one.inputs)))
+    return one.add("Not", one.add("Equal", *one.inputs))
 
 
 def holds(one: AppliedOp, index: int) -> str:
     """Whether the entries of an input are not zero."""
     if one.specs[index].dtype == np.bool_:
         return one.inputs[index]
-    return str(one.add("Not", one.add("Equal", one.inputs[index], one.like(0, index))))
+    return one.add("Not", one.add("Equal", one.inputs[index], one.like(0, index)))
 
 
 @writes(*LOGICAL)
 def logical(one: AppliedOp) -> str:
-    return str(one.add(LOGICAL[one.op], holds(one, 0), holds(one, 1)))
+    return one.add(LOGICAL[one.op], holds(one, 0), holds(one, 1))
 
 
 @writes("logical_not")
 def logical_not(one: AppliedOp) -> str:
     if one.specs[0].dtype == np.bool_:
-        return str(one.add("Not", one.inputs[0]))
-    return str(one.add("Equal", one.inputs[0], one.like(0)))
+        return one.add("Not", one.inputs[0])
+    return one.add("Equal", one.inputs[0], one.like(0))
 
 
 @writes(*BITWISE)
 def bitwise(one: AppliedOp) -> str:
     if one.out.dtype == np.bool_:
-        return str(one.add(BITWISE[one.op].removeprefix("Bitwise"), *one.inputs))
-    return str(one.add(BITWISE[one.op], *one.inputs))
+        return one.add(BITWISE[one.op].removeprefix("Bitwise"), *one.inputs)
+    return one.add(BITWISE[one.op], *one.inputs)
 
 
 @writes("identity", "stop_gradient", "weighted", "with_gradient")
@@ -161,13 +159,13 @@ def relu(one: AppliedOp) -> str:
         return one.inputs[0]
     if is_float(one.out.dtype):
         return as_they_lie(one, "Relu", one.inputs)
-    return str(one.add("Max", one.inputs[0], one.like(0)))
+    return one.add("Max", one.inputs[0], one.like(0))
 
 
 @writes("negative")
 def negative(one: AppliedOp) -> str:
     if one.out.dtype.kind == "u":
-        return str(one.add("Sub", one.like(0), one.inputs[0]))
+        return one.add("Sub", one.like(0), one.inputs[0])
     return as_they_lie(one, "Neg", one.inputs)
 
 
@@ -187,7 +185,7 @@ def square(one: AppliedOp) -> str:
 
 @writes("rsqrt")
 def rsqrt(one: AppliedOp) -> str:
-    return str(one.add("Reciprocal", one.add("Sqrt", one.input_as(one.out.dtype))))
+    return one.add("Reciprocal", one.add("Sqrt", one.input_as(one.out.dtype)))
 
 
 @writes("expm1")
@@ -198,7 +196,7 @@ def expm1(one: AppliedOp) -> str:
     power = one.add("Exp", x)
     near = one.add("Mul", one.add("Tanh", one.add("Mul", x, half)), one.add("Add", power, unit))
     small = one.add("Less", one.add("Abs", x), unit)
-    return str(one.add("Where", small, near, one.add("Sub", power, unit)))
+    return one.add("Where", small, near, one.add("Sub", power, unit))
 
 
 @writes("log1p")
@@ -211,13 +209,13 @@ def log1p(one: AppliedOp) -> str:
     none = one.add("Equal", rest, nothing)
     far = one.add("Or", one.add("IsInf", u), one.add("Equal", u, nothing))
     kept = one.add("Mul", log, one.add("Div", x, one.add("Where", none, unit, rest)))
-    return str(one.add("Where", none, x, one.add("Where", far, log, kept)))
+    return one.add("Where", none, x, one.add("Where", far, log, kept))
 
 
 @writes("divide")
 def divide(one: AppliedOp) -> str:
     inputs = [one.input_as(one.out.dtype, n) for n in (0, 1)]
-    return as_they_lie(one, "Div", inputs) if inputs == list(one.inputs) else str(one.add("Div", *inputs))
+    return as_they_lie(one, "Div", inputs) if inputs == list(one.inputs) else one.add("Div", *inputs)
 
 
 def _bounded(one: AppliedOp) -> tuple[str, str, str, str]:
@@ -239,14 +237,14 @@ def _wide(one: AppliedOp) -> np.dtype[Any]:
 def _rest(one: AppliedOp, a: str, b: str) -> str:
     """Of floats, with the sign of the divisor."""
     rest = one.add("Mod", a, b, fmod=1)
-    return str(one.add("Where", _apart(one, rest, b), one.add("Add", rest, b), rest))
+    return one.add("Where", _apart(one, rest, b), one.add("Add", rest, b), rest)
 
 
 def _apart(one: AppliedOp, rest: str, b: str) -> str:
     """Where a rest is not zero, and of another sign than the divisor."""
     nothing = one.like(0)
     signs = one.add("Xor", one.add("Less", rest, nothing), one.add("Less", b, nothing))
-    return str(one.add("And", one.add("Not", one.add("Equal", rest, nothing)), signs))
+    return one.add("And", one.add("Not", one.add("Equal", rest, nothing)), signs)
 
 
 @writes("remainder")
@@ -255,7 +253,7 @@ def remainder(one: AppliedOp) -> str:
         return _rest(one, *one.inputs)
     a, b, nothing, _ = _bounded(one)
     zero = one.constant(np.asarray(0, _wide(one)))
-    return one.cast(str(one.add("Where", nothing, zero, one.add("Mod", a, b))), _wide(one), one.out.dtype)
+    return one.cast(one.add("Where", nothing, zero, one.add("Mod", a, b)), _wide(one), one.out.dtype)
 
 
 @writes("floor_divide")
@@ -265,52 +263,52 @@ def floor_divide(one: AppliedOp) -> str:
         rest = one.add("Mod", a, b, fmod=1)
         whole = one.add("Round", one.add("Div", one.add("Sub", a, rest), b))
         less = one.add("Where", _apart(one, rest, b), one.add("Sub", whole, one.like(1)), whole)
-        return str(one.add("Where", one.add("Equal", b, one.like(0)), one.add("Div", a, b), less))
+        return one.add("Where", one.add("Equal", b, one.like(0)), one.add("Div", a, b), less)
     a, b, nothing, other = _bounded(one)
     dtype = _wide(one)
     found = one.add("Div", one.add("Sub", a, one.add("Mod", a, b)), b)
     zero = one.constant(np.asarray(0, dtype))
     if dtype.kind == "i":
         found = one.add("Where", other, one.add("Sub", zero, a), found)
-    return one.cast(str(one.add("Where", nothing, zero, found)), dtype, one.out.dtype)
+    return one.cast(one.add("Where", nothing, zero, found), dtype, one.out.dtype)
 
 
 @writes("pow")
 def power(one: AppliedOp) -> str:
     if is_float(one.out.dtype):
-        return str(one.add("Pow", *one.inputs))
+        return one.add("Pow", *one.inputs)
     dtype = np.dtype(np.int64) if one.out.dtype.itemsize == 8 else np.dtype(np.int32)
     a, b = (one.input_as(dtype, n) for n in (0, 1))
     zero, unit = one.constant(np.asarray(0, dtype)), one.constant(np.asarray(1, dtype))
     if one.out.dtype.kind == "u":
-        return one.cast(str(one.add("Pow", a, b)), dtype, one.out.dtype)
+        return one.cast(one.add("Pow", a, b), dtype, one.out.dtype)
     below = one.add("Less", b, zero)
     size = one.add("Abs", b)
     lone = one.add("Equal", one.add("Abs", a), unit)
     found = one.add("Pow", a, size)
     kept = one.add("Where", one.add("And", below, one.add("Not", lone)), zero, found)
-    return one.cast(str(kept), dtype, one.out.dtype)
+    return one.cast(kept, dtype, one.out.dtype)
 
 
 @writes("isnan", "isinf", "isfinite")
 def tested(one: AppliedOp) -> str:
     if not is_float(one.specs[0].dtype):
         whole = one.add("Equal", one.inputs[0], one.inputs[0])
-        return str(whole if one.op == "isfinite" else one.add("Not", whole))
+        return whole if one.op == "isfinite" else one.add("Not", whole)
     if one.op == "isnan":
-        return str(one.add("IsNaN", one.inputs[0]))
+        return one.add("IsNaN", one.inputs[0])
     if one.op == "isinf":
-        return str(one.add("IsInf", one.inputs[0]))
-    return str(one.add("Not", one.add("Or", one.add("IsNaN", one.inputs[0]), one.add("IsInf", one.inputs[0]))))
+        return one.add("IsInf", one.inputs[0])
+    return one.add("Not", one.add("Or", one.add("IsNaN", one.inputs[0]), one.add("IsInf", one.inputs[0])))
 
 
 @writes("where")
 def where(one: AppliedOp) -> str:
     chosen, *both = holds(one, 0), *one.inputs[1:]
     if one.out.dtype != np.bool_:
-        return str(one.add("Where", chosen, *both))
+        return one.add("Where", chosen, *both)
     if_true, if_false = one.add("And", chosen, both[0]), one.add("And", one.add("Not", chosen), both[1])
-    return str(one.add("Or", if_true, if_false))  # runtimes choose between numbers
+    return one.add("Or", if_true, if_false)  # runtimes choose between numbers
 
 
 @writes("atan2")
@@ -322,7 +320,7 @@ def atan2(one: AppliedOp) -> str:
 
     def below(value: str) -> str:
         sign = one.add("Less", one.add("Div", one.constant(np.asarray(1, dtype)), value), zero)
-        return str(one.add("Or", one.add("Less", value, zero), sign))
+        return one.add("Or", one.add("Less", value, zero), sign)
 
     size_y, size_x = one.add("Abs", y), one.add("Abs", x)
     far = one.add("And", one.add("IsInf", x), one.add("IsInf", y))
@@ -331,7 +329,7 @@ def atan2(one: AppliedOp) -> str:
     quarter = one.constant(np.asarray(math.pi / 4, dtype))
     angle = one.add("Where", far, quarter, one.add("Where", nothing, zero, one.add("Atan", quotient)))
     angle = one.add("Where", below(x), one.add("Sub", pi, angle), angle)
-    return str(one.add("Where", below(y), one.add("Neg", angle), angle))
+    return one.add("Where", below(y), one.add("Neg", angle), angle)
 
 
 @writes("hypot")
@@ -346,7 +344,7 @@ def hypot(one: AppliedOp) -> str:
     far = one.add("Where", plain, zero, share)
     found = one.add("Mul", more, one.add("Sqrt", one.add("Add", one.add("Mul", far, far), unit)))
     infinite = one.add("Or", *[one.add("IsInf", size) for size in sizes])
-    return str(one.add("Where", infinite, one.constant(np.asarray(math.inf, dtype)), found))
+    return one.add("Where", infinite, one.constant(np.asarray(math.inf, dtype)), found)
 
 
 @writes("standardize")
@@ -358,11 +356,11 @@ def standardize(one: AppliedOp) -> str:
     turned = None not in others and len(one.out.dims or ()) == 4
     m, f, o = others if turned else (mean, factor, offset)
     found = one.add("Add", one.add("Mul", one.add("Sub", first[x] if turned else x, m), f), o)
-    return channels_last(one, found) if turned else str(found)
+    return channels_last(one, found) if turned else found
 
 
 @writes("binary_cross_entropy")
 def binary_cross_entropy(one: AppliedOp) -> str:
     x, label = one.inputs
     positive = one.add("Sub", one.add("Relu", x), one.add("Mul", x, label))
-    return str(one.add("Add", positive, one.add("Softplus", one.add("Neg", one.add("Abs", x)))))
+    return one.add("Add", positive, one.add("Softplus", one.add("Neg", one.add("Abs", x))))

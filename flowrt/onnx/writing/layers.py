@@ -24,15 +24,15 @@ def matmul(one: AppliedOp) -> str:
     for n, turned in enumerate((one.attrs["transpose_a"], one.attrs["transpose_b"])):
         name = one.input_as(wide, n)
         sides.append(one.transposed(name, _last_two(one.rank(n))) if turned else name)
-    made = str(one.add("MatMul", *sides))
+    made = one.add("MatMul", *sides)
     if dtype == np.bool_:
-        return str(one.add("Not", one.add("Equal", made, one.constant(0, wide))))
+        return one.add("Not", one.add("Equal", made, one.constant(0, wide)))
     return one.cast(made, wide, dtype)
 
 
 @writes("matmul_int8")
 def matmul_int8(one: AppliedOp) -> str:
-    return str(one.add("MatMulInteger", one.inputs[0], one.transposed(one.inputs[1], _last_two(one.rank(1)))))
+    return one.add("MatMulInteger", one.inputs[0], one.transposed(one.inputs[1], _last_two(one.rank(1))))
 
 
 def images_first(one: AppliedOp, index: int = 0) -> str:
@@ -67,7 +67,7 @@ def conv2d(one: AppliedOp) -> str:
         group=one.attrs["groups"],
         **_sliding(one),
     )
-    return channels_last(one, str(made))
+    return channels_last(one, made)
 
 
 @writes("conv2d_input_grad")
@@ -100,7 +100,7 @@ def conv2d_input_grad(one: AppliedOp) -> str:
         pads=[*[before for before, _ in edges], *[max(after, 0) for _, after in edges]],
         output_padding=[max(-after, 0) for _, after in edges],
     )
-    return channels_last(one, str(made))
+    return channels_last(one, made)
 
 
 @writes("max_pool2d", "avg_pool2d")
@@ -114,20 +114,20 @@ def pool(one: AppliedOp) -> str:
     images = one.cast(images_first(one), one.specs[0].dtype, wide)
     op = "MaxPool" if one.op == "max_pool2d" else "AveragePool"
     made = one.add(op, images, kernel_shape=list(window), strides=list(strides), **_sliding(one))
-    return channels_last(one, one.cast(str(made), wide, dtype))
+    return channels_last(one, one.cast(made, wide, dtype))
 
 
 @writes("softmax", "log_softmax")
 def softmax(one: AppliedOp) -> str:
     op = "Softmax" if one.op == "softmax" else "LogSoftmax"
-    return str(one.add(op, one.input_as(one.out.dtype), axis=int(one.attrs["axis"]) % one.rank()))
+    return one.add(op, one.input_as(one.out.dtype), axis=int(one.attrs["axis"]) % one.rank())
 
 
 @writes("class_cross_entropy")
 def class_cross_entropy(one: AppliedOp) -> str:
     shares = one.add("LogSoftmax", one.inputs[0], axis=-1)
     labels = one.add("Unsqueeze", one.input_as(np.int64, 1), one.ints(-1))
-    return str(one.add("Neg", one.add("Squeeze", one.add("GatherElements", shares, labels, axis=-1), one.ints(-1))))
+    return one.add("Neg", one.add("Squeeze", one.add("GatherElements", shares, labels, axis=-1), one.ints(-1)))
 
 
 @writes("cross_entropy")
@@ -135,7 +135,7 @@ def cross_entropy(one: AppliedOp) -> str:
     shares = one.add("LogSoftmax", one.inputs[0], axis=-1)
     nothing = one.like(0)
     weighed = one.add("Where", one.add("Equal", one.inputs[1], nothing), nothing, one.add("Mul", one.inputs[1], shares))
-    return str(one.add("Neg", one.add("ReduceSum", weighed, one.ints(-1), keepdims=0)))
+    return one.add("Neg", one.add("ReduceSum", weighed, one.ints(-1), keepdims=0))
 
 
 @writes("lstm_steps")
@@ -151,20 +151,22 @@ def lstm_steps(one: AppliedOp) -> list[str]:
         held = one.writer.known(name)
         if held is not None:
             return one.writer.constant(held.take(order, axis), name=f"{name}/ordered")
-        return str(one.add("Gather", name, one.ints(*order.tolist()), axis=axis))
+        return one.add("Gather", name, one.ints(*order.tolist()), axis=axis)
 
     def lead(name: str) -> str:
         held = one.writer.known(name)
         if held is not None:
             return one.writer.constant(held[None], name=f"{name}/one")
-        return str(one.add("Unsqueeze", name, one.ints(0)))
+        return one.add("Unsqueeze", name, one.ints(0))
 
     weights = [lead(one.transposed(gates(name, 1), (1, 0))) for name in (w_x, w_h)]
     none = one.constant(np.zeros(4 * units, one.out.dtype))
-    both = lead(str(one.add("Concat", gates(bias, 0), none, axis=0)))
-    outputs, last_h, last_c = one.add("LSTM", x, *weights, both, None, lead(h), lead(c), outputs=3, hidden_size=units)
+    both = lead(one.add("Concat", gates(bias, 0), none, axis=0))
+    outputs, last_h, last_c = one.add_many(
+        "LSTM", x, *weights, both, None, lead(h), lead(c), outputs=3, hidden_size=units
+    )
     return [
-        str(one.add("Squeeze", outputs, one.ints(1))),
-        str(one.add("Squeeze", last_h, one.ints(0))),
-        str(one.add("Squeeze", last_c, one.ints(0))),
+        one.add("Squeeze", outputs, one.ints(1)),
+        one.add("Squeeze", last_h, one.ints(0)),
+        one.add("Squeeze", last_c, one.ints(0)),
     ]

@@ -20,7 +20,7 @@ def constant(one: AppliedOp) -> str:
 
 @writes("shape_of")
 def shape_of(one: AppliedOp) -> str:
-    return str(one.add("Shape", one.inputs[0]))
+    return one.add("Shape", one.inputs[0])
 
 
 def sizes(one: AppliedOp, index: int) -> str:
@@ -33,23 +33,23 @@ def sizes(one: AppliedOp, index: int) -> str:
 def reshape(one: AppliedOp) -> str:
     target = one.specs[1].value
     told = target if isinstance(target, tuple) else (target,)
-    return str(one.add("Reshape", one.inputs[0], sizes(one, 1), allowzero=int(-1 not in told)))
+    return one.add("Reshape", one.inputs[0], sizes(one, 1), allowzero=int(-1 not in told))
 
 
 @writes("broadcast_to")
 def broadcast_to(one: AppliedOp) -> str:
-    return str(one.add("Expand", one.inputs[0], sizes(one, 1)))
+    return one.add("Expand", one.inputs[0], sizes(one, 1))
 
 
 @writes("full")
 def full(one: AppliedOp) -> str:
-    return str(one.add("Expand", one.inputs[1], sizes(one, 0)))
+    return one.add("Expand", one.inputs[1], sizes(one, 0))
 
 
 @writes("full_like")
 def full_like(one: AppliedOp) -> str:
     value = one.cast(one.inputs[1], one.specs[1].dtype, one.out.dtype)
-    return str(one.add("Expand", value, one.add("Shape", one.inputs[0])))
+    return one.add("Expand", value, one.add("Shape", one.inputs[0]))
 
 
 @writes("arange")
@@ -57,7 +57,7 @@ def arange(one: AppliedOp) -> str:
     dtype = one.out.dtype if is_float(one.out.dtype) else np.dtype(np.int64)
     bounds = [one.cast(name, spec.dtype, dtype) for name, spec in zip(one.inputs, one.specs, strict=True)]
     bounds = [name if spec.dims == () else one.reshaped(name, ()) for name, spec in zip(bounds, one.specs, strict=True)]
-    return one.cast(str(one.add("Range", *bounds)), dtype, one.out.dtype)
+    return one.cast(one.add("Range", *bounds), dtype, one.out.dtype)
 
 
 @writes("transpose")
@@ -72,16 +72,16 @@ def transpose(one: AppliedOp) -> str:
 def expand_dims(one: AppliedOp) -> str:
     axis = one.attrs["axis"]
     axes = normal_axes(axis, one.rank() + (len(axis) if isinstance(axis, (tuple, list)) else 1))
-    return str(one.add("Unsqueeze", one.inputs[0], one.ints(*axes)))
+    return one.add("Unsqueeze", one.inputs[0], one.ints(*axes))
 
 
 @writes("squeeze")
 def squeeze(one: AppliedOp) -> str:
     axis = one.attrs["axis"]
     if axis is None:
-        return str(one.add("Squeeze", one.inputs[0]))
+        return one.add("Squeeze", one.inputs[0])
     axes = normal_axes(axis, one.rank())
-    return str(one.add("Squeeze", one.inputs[0], one.ints(*axes))) if axes else one.inputs[0]
+    return one.add("Squeeze", one.inputs[0], one.ints(*axes)) if axes else one.inputs[0]
 
 
 @writes("concat")
@@ -89,18 +89,18 @@ def concat(one: AppliedOp) -> str:
     axis = int(one.attrs["axis"]) % one.rank()
     first = one.writer.shared.channels_first
     if axis == 3 and all(name in first for name in one.inputs):
-        made = str(one.add("Concat", *[first[name] for name in one.inputs], axis=1))
+        made = one.add("Concat", *[first[name] for name in one.inputs], axis=1)
         last = one.transposed(made, (0, 2, 3, 1))
         first[last] = made
         return last
-    return str(one.add("Concat", *one.inputs, axis=axis))
+    return one.add("Concat", *one.inputs, axis=axis)
 
 
 @writes("stack")
 def stack(one: AppliedOp) -> str:
     axis = int(one.attrs["axis"]) % (one.rank() + 1)
-    rows = [str(one.add("Unsqueeze", name, one.ints(axis))) for name in one.inputs]
-    return str(one.add("Concat", *rows, axis=axis))
+    rows = [one.add("Unsqueeze", name, one.ints(axis)) for name in one.inputs]
+    return one.add("Concat", *rows, axis=axis)
 
 
 @writes("getitem")
@@ -129,12 +129,12 @@ def part(one: AppliedOp, name: str, key: Any, dims: Any) -> str:
         axis += 1
     if cuts:
         axes, starts, ends, by = (one.ints(*column) for column in zip(*cuts, strict=True))
-        name = str(one.add("Slice", name, starts, ends, axes, by))
+        name = one.add("Slice", name, starts, ends, axes, by)
     if gone:
-        name = str(one.add("Squeeze", name, one.ints(*gone)))
+        name = one.add("Squeeze", name, one.ints(*gone))
     new = [place for place, step in enumerate([s for s in steps if s.kept]) if step.axis is None]
     if new:
-        name = str(one.add("Unsqueeze", name, one.ints(*new)))
+        name = one.add("Unsqueeze", name, one.ints(*new))
     return name
 
 
@@ -149,8 +149,8 @@ def _bounds(item: Any) -> tuple[int, int, int]:
 @writes("slice_along")
 def slice_along(one: AppliedOp) -> str:
     x, start, count = one.inputs[0], one.input_as(np.int64, 1), one.input_as(np.int64, 2)
-    first, last = one.reshaped(start, (1,)), one.reshaped(str(one.add("Add", start, count)), (1,))
-    return str(one.add("Slice", x, first, last, one.ints(int(one.attrs["axis"]) % one.rank())))
+    first, last = one.reshaped(start, (1,)), one.reshaped(one.add("Add", start, count), (1,))
+    return one.add("Slice", x, first, last, one.ints(int(one.attrs["axis"]) % one.rank()))
 
 
 @writes("pad")
@@ -162,7 +162,7 @@ def pad(one: AppliedOp) -> str:
     else:
         x, value = one.inputs[0], one.constant(np.asarray(one.attrs["value"], one.out.dtype))
     edges = one.ints(*[before for before, _ in pads], *[after for _, after in pads])
-    made = str(one.add("Pad", x, edges, value))
+    made = one.add("Pad", x, edges, value)
     return one.cast(made, np.uint8, np.bool_) if one.out.dtype == np.bool_ else made
 
 
@@ -178,10 +178,10 @@ def place(one: AppliedOp) -> str:
     x = one.inputs[0]
     gone = [n for n, step in enumerate(steps) if not step.kept]
     if gone:
-        x = str(one.add("Unsqueeze", x, one.ints(*gone)))
+        x = one.add("Unsqueeze", x, one.ints(*gone))
     before = [step.start or 0 for step in steps]
     after = [n - start - (step.count or 0) for n, start, step in zip(dims, before, steps, strict=True)]  # type: ignore[operator]
-    return str(one.add("Pad", x, one.ints(*before, *after)))
+    return one.add("Pad", x, one.ints(*before, *after))
 
 
 @writes("roll")
@@ -198,7 +198,7 @@ def roll(one: AppliedOp) -> str:
             for stretch in ((cut, None, None), (None, cut, None)):
                 key[at] = stretch
                 parts.append(part(one, found, tuple(key), dims))
-            found = str(one.add("Concat", *parts, axis=at))
+            found = one.add("Concat", *parts, axis=at)
     return found
 
 
@@ -206,20 +206,20 @@ def roll(one: AppliedOp) -> str:
 def one_hot(one: AppliedOp) -> str:
     indices = one.input_as(np.int64)
     marks = one.add("Equal", one.add("Unsqueeze", indices, one.ints(-1)), one.ints(*range(one.attrs["depth"])))
-    return one.cast(str(marks), np.bool_, one.out.dtype)
+    return one.cast(marks, np.bool_, one.out.dtype)
 
 
 @writes("take")
 def take(one: AppliedOp) -> str:
     indices, axis = one.input_as(np.int64, 1), int(one.attrs["axis"]) % one.rank()
     if not one.attrs["absent"]:
-        return str(one.add("Gather", one.inputs[0], indices, axis=axis))
+        return one.add("Gather", one.inputs[0], indices, axis=axis)
     none = one.add("Equal", indices, one.constant(np.iinfo(np.int64).min, np.int64))
     found = one.add("Gather", one.inputs[0], one.add("Where", none, one.constant(0, np.int64), indices), axis=axis)
     behind = one.rank() - axis - 1
     if behind:
         none = one.add("Unsqueeze", none, one.ints(*range(-behind, 0)))
-    return str(one.add("Where", none, one.like(0), found))
+    return one.add("Where", none, one.like(0), found)
 
 
 @writes("take_along_axis")
@@ -233,7 +233,7 @@ def take_along_axis(one: AppliedOp) -> str:
         whole = one.out.concrete
         ours = [n if i != axis else one.specs[0].concrete[axis] for i, n in enumerate(whole)]
         x, indices = one.add("Expand", x, one.ints(*ours)), one.add("Expand", indices, one.ints(*whole))
-    return str(one.add("GatherElements", x, indices, axis=axis))
+    return one.add("GatherElements", x, indices, axis=axis)
 
 
 @writes("scatter_add")
@@ -246,12 +246,12 @@ def scatter_add(one: AppliedOp) -> str:
     shape, updates = sizes(one, 2), one.inputs[0]
     order = [axis, *(i for i in range(rank) if i != axis)]
     if axis:
-        shape = str(one.add("Gather", shape, one.ints(*order)))
+        shape = one.add("Gather", shape, one.ints(*order))
         ours = [*range(axis, axis + count), *range(axis), *range(axis + count, rank - 1 + count)]
         updates = one.transposed(updates, ours)
     zeros = one.add("Expand", one.like(0), shape)
     indices = one.add("Unsqueeze", one.input_as(np.int64, 1), one.ints(-1))
-    made = str(one.add("ScatterND", zeros, indices, updates, reduction="add"))
+    made = one.add("ScatterND", zeros, indices, updates, reduction="add")
     return one.transposed(made, [int(n) for n in np.argsort(order)]) if axis else made
 
 
@@ -263,7 +263,7 @@ def add_along_axis(one: AppliedOp) -> str:
         if not one.specs[0].known:
             raise Unwritable("the sizes of what is added must be known")
         indices = one.add("Expand", indices, one.ints(*one.specs[0].concrete))
-    return str(one.add("ScatterElements", zeros, indices, one.inputs[0], axis=axis, reduction="add"))
+    return one.add("ScatterElements", zeros, indices, one.inputs[0], axis=axis, reduction="add")
 
 
 @writes("flat_indices")
@@ -276,7 +276,7 @@ def flat_indices(one: AppliedOp) -> str:
     indices = one.input_as(np.int64)
     below = one.add("Less", indices, one.constant(0, np.int64))
     inside = one.add("Where", below, one.add("Add", indices, one.ints(*whole)), indices)
-    return str(one.add("ReduceSum", one.add("Mul", inside, one.ints(*strides)), one.ints(-1), keepdims=0))
+    return one.add("ReduceSum", one.add("Mul", inside, one.ints(*strides)), one.ints(-1), keepdims=0)
 
 
 @writes("true_places")
@@ -285,4 +285,4 @@ def true_places(one: AppliedOp) -> list[str]:
     count = one.add("Shape", places)
     rest = one.add("Sub", one.add("Shape", one.inputs[0]), count)
     pads = one.add("Concat", one.ints(0), rest, axis=0)
-    return [str(one.add("Pad", places, pads)), one.reshaped(str(count), ())]
+    return [one.add("Pad", places, pads), one.reshaped(count, ())]

@@ -18,9 +18,9 @@ CHANNELS_FIRST = (0, 2, 3, 1)  # where each axis of images is if their channels 
 def reduced(one: AppliedOp, op: str, x: str, axis: Any, keep: bool) -> str:
     """A reduction of a value that has the node's axes, or is a vector of all entries."""
     if axis is None:
-        return str(one.add(op, x, keepdims=int(keep)))
+        return one.add(op, x, keepdims=int(keep))
     axes = normal_axes(axis, one.rank())
-    return str(one.add(op, x, one.ints(*axes), keepdims=int(keep))) if axes else x
+    return one.add(op, x, one.ints(*axes), keepdims=int(keep)) if axes else x
 
 
 def _how(one: AppliedOp) -> tuple[Any, bool]:
@@ -61,7 +61,7 @@ def whether(one: AppliedOp) -> str:
     """As the product, or the sum, of what is 0 or 1, which is also right of nothing."""
     x = one.cast(holds(one, 0), np.bool_, np.int32)
     made = reduced(one, "ReduceProd" if one.op == "all" else "ReduceSum", x, *_how(one))
-    return str(one.add("Greater", made, one.constant(0, np.int32)))
+    return one.add("Greater", made, one.constant(0, np.int32))
 
 
 @writes("moments")
@@ -70,7 +70,7 @@ def moments(one: AppliedOp) -> list[str]:
     x, axis = _as_it_lies(one, one.out.dtype)
     middle = reduced(one, "ReduceMean", x, axis, True)
     centred = one.add("Sub", x, middle)
-    spread = reduced(one, "ReduceMean", str(one.add("Mul", centred, centred)), axis, keep)
+    spread = reduced(one, "ReduceMean", one.add("Mul", centred, centred), axis, keep)
     return [middle if keep else reduced(one, "ReduceMean", x, axis, False), spread]
 
 
@@ -83,7 +83,7 @@ def sum_to(one: AppliedOp) -> str:
     axes = [*range(before), *(before + i for i, n in enumerate(wanted) if n == 1 and given[before + i] != 1)]
     if not axes:
         return one.inputs[0]
-    made = str(one.add("ReduceSum", one.inputs[0], one.ints(*axes), keepdims=1))
+    made = one.add("ReduceSum", one.inputs[0], one.ints(*axes), keepdims=1)
     return one.reshaped(made, [n or 0 for n in wanted])
 
 
@@ -95,8 +95,8 @@ def arg(one: AppliedOp) -> str:
     if given in (np.uint32, np.uint64):
         raise Unwritable(f"runtimes have no order for {given}")
     if axis is not None:
-        return str(one.add(op, x, axis=axis % one.rank(), keepdims=int(keep)))
-    made = str(one.add(op, one.reshaped(x, (-1,)), axis=0, keepdims=0))
+        return one.add(op, x, axis=axis % one.rank(), keepdims=int(keep))
+    made = one.add(op, one.reshaped(x, (-1,)), axis=0, keepdims=0)
     return one.reshaped(made, [1] * one.rank()) if keep else made
 
 
@@ -106,7 +106,7 @@ def cumsum(one: AppliedOp) -> str:
     dtype = one.out.dtype if one.out.dtype != np.uint64 else np.dtype(np.int64)
     x = one.cast(one.inputs[0], one.specs[0].dtype, dtype)
     made = one.add("CumSum", x, one.constant(axis, np.int64), reverse=int(one.attrs["reverse"]))
-    return one.cast(str(made), dtype, one.out.dtype)
+    return one.cast(made, dtype, one.out.dtype)
 
 
 @writes("cumprod")
@@ -121,7 +121,7 @@ def cumprod(one: AppliedOp) -> str:
     body = _running(one.out, beside)
     start = one.constant(np.ones([n or 0 for n in beside], one.out.dtype))
     x, backward = one.input_as(one.out.dtype), int(one.attrs["reverse"])
-    names = one.add(
+    _, found = one.add_many(
         "Scan",
         start,
         x,
@@ -133,7 +133,7 @@ def cumprod(one: AppliedOp) -> str:
         scan_input_directions=[backward],
         scan_output_directions=[backward],
     )
-    return str(names[1])
+    return found
 
 
 def _running(out: Spec, beside: Any) -> Any:
@@ -157,7 +157,7 @@ def _ordered(one: AppliedOp, axis: int | None, descending: bool, count: str | No
     else:
         axis = axis % one.rank()
         size = count or one.add("Shape", x, start=axis, end=axis + 1)
-    values, places = one.add("TopK", x, size, outputs=2, axis=axis, largest=int(descending), sorted=1)
+    values, places = one.add_many("TopK", x, size, outputs=2, axis=axis, largest=int(descending), sorted=1)
     return [one.cast(values, wide, dtype), places]
 
 
@@ -186,4 +186,4 @@ def searchsorted(one: AppliedOp) -> str:
         behind = one.add("IsNaN", column)
         number = one.add("Not", one.add("IsNaN", row))
         before = one.add("Or", before, one.add("And", behind, number) if op == "Less" else behind)
-    return str(one.add("ReduceSum", one.cast(str(before), np.bool_, np.int64), one.ints(-1), keepdims=0))
+    return one.add("ReduceSum", one.cast(before, np.bool_, np.int64), one.ints(-1), keepdims=0)

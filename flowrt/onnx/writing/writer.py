@@ -87,14 +87,18 @@ class GraphWriter:
         self.shared = shared
         self.nodes: list[Any] = []
 
-    def add(self, op: str, inputs: Sequence[str | None], name: str, outputs: int = 1, **attrs: Any) -> Any:
-        """Write a node; answers the name of its output, or those of several."""
+    def add(self, op: str, inputs: Sequence[str | None], name: str, **attrs: Any) -> str:
+        """Write a node; answers the name of its output."""
+        return self.add_many(op, inputs, name, 1, **attrs)[0]
+
+    def add_many(self, op: str, inputs: Sequence[str | None], name: str, outputs: int, **attrs: Any) -> list[str]:
+        """Write a node of several outputs; answers their names."""
         made = [self.shared.fresh(name if n == 0 else f"{name}:{n}") for n in range(outputs)]
         given = [each or "" for each in inputs]
         while given and not given[-1]:
             given.pop()
         self.nodes.append(helper.make_node(op, given, made, name=made[0], **attrs))
-        return made[0] if outputs == 1 else made
+        return made
 
     def constant(self, value: Any, dtype: Any = None, name: str = "constant") -> str:
         """The name of a weight that holds ``value``: the same for the same small ones."""
@@ -183,9 +187,13 @@ class AppliedOp:
         attrs = {**self.attrs, "dtype": WIDE.name} if dtype and is_half(as_dtype(dtype)) else self.attrs
         return replace(self, attrs=attrs, inputs=inputs, specs=specs, answers=answers)
 
-    def add(self, op: str, *inputs: str | None, outputs: int = 1, **attrs: Any) -> Any:
+    def add(self, op: str, *inputs: str | None, **attrs: Any) -> str:
         """Write a node that bears this one's name."""
-        return self.writer.add(op, inputs, self.name, outputs, **attrs)
+        return self.writer.add(op, inputs, self.name, **attrs)
+
+    def add_many(self, op: str, *inputs: str | None, outputs: int, **attrs: Any) -> list[str]:
+        """The same of several outputs."""
+        return self.writer.add_many(op, inputs, self.name, outputs, **attrs)
 
     def constant(self, value: Any, dtype: Any = None) -> str:
         """A weight beside it."""
@@ -224,7 +232,7 @@ class AppliedOp:
         to = element_of(np.dtype(wanted))
         first = self.writer.shared.channels_first.get(name)
         if first is None:
-            return str(self.add("Cast", name, to=to))
+            return self.add("Cast", name, to=to)
         turned = self.add("Cast", first, to=to)
         made = self.transposed(turned, CHANNELS_LAST)
         self.writer.shared.channels_first[made] = turned
@@ -241,16 +249,14 @@ class AppliedOp:
             return name
         if held is not None:
             return self.writer.constant(held.transpose(axes), name=f"{name}/transposed")
-        made: str = self.add("Transpose", name, perm=list(axes))
-        return made
+        return self.add("Transpose", name, perm=list(axes))
 
     def reshaped(self, name: str, sizes: Sequence[int]) -> str:
         """A value in a shape that is known, -1 for one size."""
         held = self.writer.known(name)
         if held is not None:
             return self.writer.constant(held.reshape(sizes), name=f"{name}/reshaped")
-        made: str = self.add("Reshape", name, self.ints(*sizes))
-        return made
+        return self.add("Reshape", name, self.ints(*sizes))
 
 
 def _wide(spec: Spec) -> Spec:
