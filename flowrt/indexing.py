@@ -52,7 +52,7 @@ def indexed(x: Any, key: Any) -> Any:
 def _together(items: Sequence[Any]) -> Sequence[int]:
     """Which items name entries together, an index of each for each entry: none where there are no two arrays."""
     chosen = [place for place, item in enumerate(items) if _chooses(item)]
-    arrays = sum(_is_late(items[place]) and _rank(items[place]) != 0 for place in chosen)
+    arrays = sum(_is_late(items[place]) and items[place].shape != () for place in chosen)
     if arrays and chosen[-1] - chosen[0] >= len(chosen):
         raise GraphError(
             f"{user_site()}: indices beside an array of indices must follow one another, as in x[:, i, j]; put "
@@ -63,10 +63,6 @@ def _together(items: Sequence[Any]) -> Sequence[int]:
 
 def _chooses(item: Any) -> bool:
     return isinstance(item, int) or (_is_late(item) and not isinstance(item, slice))
-
-
-def _rank(item: Any) -> int:
-    return len(item.shape)
 
 
 def _side_by_side(items: Sequence[Any]) -> Any:

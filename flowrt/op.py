@@ -432,14 +432,8 @@ def register(
     """
 
     def enter(fn: Callable[..., Any]) -> Op:
-        settings: dict[str, Any] = {
-            "promote": promote,
-            "stateful": stateful,
-            "effect": effect,
-            "name": name,
-            "core": core,
-        }
-        made = Op(fn, widens=widens, gradient=gradient, **settings, **stated)
+        about: Any = {"promote": promote, "stateful": stateful, "effect": effect, "name": name, "core": core}
+        made = Op(fn, widens=widens, gradient=gradient, **about, **stated)
         if made.name in REGISTRY and REGISTRY[made.name].__module__ != made.__module__:
             raise GraphError(f"an op named {made.name!r} exists already, in {REGISTRY[made.name].__module__}")
         REGISTRY[made.name], TRAITS[made.name] = made, made.traits

@@ -25,7 +25,7 @@ def merge_common(step: StepGraph) -> StepGraph:
     nodes: dict[int, StepNode] = {}
     for node in step.nodes.values():
         made = _redirect(node, stands_for)
-        if _may_merge(made):
+        if made.outputs and not (made.op.stateful or made.op.effect):
             original = first.setdefault(_key(step, made, programs), made.id)
             if original != made.id:
                 stands_for[made.id] = original
@@ -34,10 +34,6 @@ def merge_common(step: StepGraph) -> StepGraph:
     fetches = tuple(_moved(ref, stands_for) for ref in step.fetches)
     targets = tuple(dict.fromkeys(stands_for.get(t, t) for t in step.targets))
     return keep_needed(replace(step, fetches=fetches, targets=targets), nodes)
-
-
-def _may_merge(node: StepNode) -> bool:
-    return not (node.op.stateful or node.op.effect) and bool(node.outputs)
 
 
 def _moved(ref: Ref, stands_for: dict[int, int]) -> Ref:

@@ -33,9 +33,8 @@ def prune(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feed
     needed = _needed([t.op for t in fetches if t not in fed] + list(targets), fed)
     specs = tuple(tensor.spec.without_value() for tensor in feeds)
     nodes = _cut_out([graph.nodes[index] for index in sorted(needed)], fed, specs)
-    return StepGraph(
-        graph, nodes, tuple(feeds), specs, tuple(_ref(t, fed) for t in fetches), tuple(node.index for node in targets)
-    )
+    refs = tuple([fed.get(t) or (t.op.index, t.index) for t in fetches])
+    return StepGraph(graph, nodes, tuple(feeds), specs, refs, tuple([node.index for node in targets]))
 
 
 def without_meetings(step: StepGraph) -> StepGraph:
@@ -99,10 +98,6 @@ def _looked_at(node: Node) -> Sequence[Tensor]:
 def _replaced(node: Node, fed: Mapping[Tensor, Ref]) -> bool:
     """Whether feeds stand for all of what ``node`` computes, so that nothing has to wait for it."""
     return bool(node.outputs) and all(t in fed for t in node.outputs)
-
-
-def _ref(tensor: Tensor, fed: Mapping[Tensor, Ref]) -> Ref:
-    return fed.get(tensor) or (tensor.op.index, tensor.index)
 
 
 def _cut_out(nodes: Sequence[Node], fed: Mapping[Tensor, Ref], feed_specs: Sequence[Spec]) -> dict[int, StepNode]:

@@ -51,7 +51,7 @@ class LoopThread:
                 self._stop = asyncio.Event()
                 self._loop.call_soon(self._started.set)
                 with while_wanted(self._is_wanted):
-                    runner.run(self._wait())
+                    runner.run(self._stop.wait())
         except BaseException as error:
             if self._started.is_set():
                 raise
@@ -67,9 +67,6 @@ class LoopThread:
     def is_ours(self) -> bool:
         """Whether this process started it, and did not come of a fork of the one that did."""
         return self._process == os.getpid()
-
-    async def _wait(self) -> None:
-        await self._stop.wait()
 
     def _is_wanted(self) -> bool:
         """Whether somebody waits for what runs on the loop now, though it awaits nothing and cannot be cancelled."""

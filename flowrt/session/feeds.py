@@ -82,11 +82,8 @@ def _begin(tensor: Tensor) -> str:
 
 
 def _describe(array: Array) -> str:
-    return str(Spec(array.dtype, array.shape)) if _holdable(array) else f"{array.dtype}{list(array.shape)}"
-
-
-def _holdable(array: Array) -> bool:
-    return holds(array.dtype) and array.ndim <= MAX_RANK
+    held = holds(array.dtype) and array.ndim <= MAX_RANK
+    return str(Spec(array.dtype, array.shape)) if held else f"{array.dtype}{list(array.shape)}"
 
 
 def _fix(spec: Spec, array: Array) -> str:

@@ -302,9 +302,6 @@ class ProgramParts:
         return self._compile(_fetches(tower), [tower.local.step], asked.feeds, ends=Ends.FETCHED)
 
     async def _add_tower(self, tower: Tower) -> None:
-        self.towers[tower.replica] = await self._make_tower(tower)
-
-    async def _make_tower(self, tower: Tower) -> _Tower:
         asked = self._asked(tower)
         reads = self._reads(tower, asked)
         known = {name for other in self.towers.values() for name in other.reads}
@@ -318,7 +315,7 @@ class ProgramParts:
             wants = self._compile(asked.computed, [], asked.inputs, ends=Ends.FETCHED)
             ask = await self._install(wants, compiled.home)
         made = _Tower(tower, asked, reads, compiled.home, await self._install(compiled), ask)
-        return made if tower.local is None else await self._make_local(made, tower.local)
+        self.towers[tower.replica] = made if tower.local is None else await self._make_local(made, tower.local)
 
     async def _make_local(self, tower: _Tower, local: LocalTower) -> _Tower:
         """A tower with the plans around its local steps."""

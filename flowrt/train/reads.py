@@ -29,9 +29,5 @@ def check_source(trainer: Built, source: Source, site: Site) -> None:
     check_names(specs, trainer.inputs, f"a batch of {source}")
     for name, expected in trainer.inputs.items():
         if specs[name].dtype != expected.dtype or not agree(specs[name].dims, expected.dims):
-            fix = f"; dtypes={{{name!r}: {expected.dtype.name!r}}} converts it" if _of_file(source) else ""
+            fix = f"; dtypes={{{name!r}: {expected.dtype.name!r}}} converts it" if hasattr(source, "dtypes") else ""
             raise FeedError(f"{site}: {name!r} of {source}: expected {expected}, it gives {specs[name]}{fix}")
-
-
-def _of_file(source: Source) -> bool:
-    return hasattr(source, "dtypes")

@@ -37,9 +37,7 @@ async def collect(
                 if not (isinstance(answer.exception(), NodeLost) and task in peers.lost):
                     await _unpack(answer.result(), task, found)
     finally:
-        for answer in asked:
-            answer.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await _end(asked)
     return found
 
 
@@ -49,15 +47,17 @@ async def answered(asks: Mapping[str, Coroutine[Any, Any, Any]], within: float) 
     try:
         if asked:
             await asyncio.wait(asked, timeout=within)
-        return {task: answer.result() for answer, task in asked.items() if answer.done() and not _failed(answer)}
+        came = {task: answer for answer, task in asked.items() if answer.done()}
+        return {task: a.result() for task, a in came.items() if not isinstance(a.exception(), FlowrtError)}
     finally:
-        for answer in asked:
-            answer.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await _end(asked)
 
 
-def _failed(answer: asyncio.Future[Any]) -> bool:
-    return isinstance(answer.exception(), FlowrtError)
+async def _end(asked: Collection[asyncio.Future[Any]]) -> None:
+    """Cancel what has not answered, and wait until that is so."""
+    for answer in asked:
+        answer.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def _wait_for_news(asked: Collection[asyncio.Future[Any]], peers: Peers) -> None:
@@ -66,8 +66,7 @@ async def _wait_for_news(asked: Collection[asyncio.Future[Any]], peers: Peers) -
     try:
         await asyncio.wait([*asked, changed], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        changed.cancel()
-        await asyncio.gather(changed, return_exceptions=True)
+        await _end([changed])
 
 
 async def _unpack(packed: Any, task: str, found: dict[Name, Spec]) -> None:

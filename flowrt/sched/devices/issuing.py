@@ -21,7 +21,7 @@ from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, check
 from flowrt.sched.devices.blame import Naming, finish, prepared
 from flowrt.sched.devices.holding import Holding
-from flowrt.sched.devices.looping import Bodies, BodyUnit, Run
+from flowrt.sched.devices.looping import Bodies, BodyUnit
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.replaying import WholeRegions, has_bodies, may_size
 from flowrt.sched.regions.lives import BRING, infer, inferred_whole, known_array
@@ -68,11 +68,7 @@ class Issuer:
         self._sizes: dict[int, Sequence[int]] = {}
         self._constants: dict[int, DeviceArray] = {}
         self._last: dict[tuple[int, ...], Mapping[int, list[int]]] = {}
-        self._bodies = Bodies(arena, self._issues)
-
-    def _issues(self, body: Plan) -> Run:
-        """What carries out the region of a body."""
-        return Issuer(body, self._arena, self._variables).carry_out
+        self._bodies = Bodies(arena, lambda body: Issuer(body, arena, variables).carry_out)
 
     def carry_out(self, unit: Unit | BodyUnit, inputs: Sequence[Value], words: Array) -> list[Value]:
         """The outputs of a unit whose variables are held, once all of it is done.

@@ -139,7 +139,7 @@ class _Nest:
             ),
             "scanned": tuple(ScannedRows(read[i], rows[i], row_specs[i].nbytes) for i in range(scanned)),
             "stacked": tuple(
-                ScannedRows(stacks[i], out + carried + 1 + i, _row_bytes(spec))
+                ScannedRows(stacks[i], out + carried + 1 + i, Spec(spec.dtype, spec.shape[1:]).nbytes)
                 for i, spec in enumerate(self.outputs[carried + 1 :])
             ),
             "done": out + carried,
@@ -211,7 +211,3 @@ class _Nest:
         application = apply_kernel(COPY_OP, [spec], [spec], {}, self.device.partition(":")[0])
         sizes = (spec.nbytes, spec.nbytes)
         return [Inner(step, (Operand(source), Operand(target)), sizes) for step in application.steps]
-
-
-def _row_bytes(stack: Spec) -> int:
-    return Spec(stack.dtype, stack.shape[1:]).nbytes
