@@ -1,8 +1,15 @@
-"""Where this package lies."""
+"""Where this package lies, and how processes that this one starts find it."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(sys.modules[__name__.partition(".")[0]].__file__ or "").absolute().parent
+
+
+def search_path(others: Iterable[str] = ()) -> str:
+    """``PYTHONPATH`` by which this very package is found first, then ``others``."""
+    return os.pathsep.join([str(PACKAGE.parent), *others, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from flowrt.base.errors import ResourceError
-from flowrt.base.package import PACKAGE
+from flowrt.base.package import search_path
 
 if TYPE_CHECKING:
     from asyncio import StreamReader
@@ -43,9 +43,7 @@ class Process(Protocol):
 
 def environment(threads: int, paths: Iterable[str]) -> dict[str, str]:
     """Ours, with the libraries' own threads bounded, and this very flowrt to be found first, then ``paths``."""
-    found = str(PACKAGE.parent)
-    rest = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([found, *(os.path.abspath(path) for path in paths), *([rest] if rest else [])])
+    path = search_path(os.path.abspath(path) for path in paths)
     return os.environ | dict.fromkeys(_THREADS, str(threads)) | {"PYTHONPATH": path}
 
 

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast
 
-from flowrt.base.package import PACKAGE
+from flowrt.base.package import search_path
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.store.folder import cache_folder
 from flowrt.usable import usable_cores
@@ -174,14 +174,12 @@ def _started() -> subprocess.Popen[bytes]:
     if _state.helper is not None and _state.helper.poll() is not None:  # it had had nothing to do
         _bury()
     if _state.helper is None:
-        above = str(PACKAGE.parent)
-        path = os.pathsep.join([above, *filter(None, [os.environ.get("PYTHONPATH")])])
         _state.helper = subprocess.Popen(
             [sys.executable, "-m", "flowrt.kernels.compiler"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": search_path()},
             start_new_session=True,  # an interrupt of the terminal is for this process
         )
     return _state.helper
@@ -238,12 +236,7 @@ def _bury() -> None:
     _state.read = b""
     _state.sent.clear()
     if helper is not None:
-        for pipe in (helper.stdin, helper.stdout):
-            with suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
-        helper.kill()
-        helper.wait()
+        end(helper)
 
 
 def _forget() -> None:
@@ -251,15 +244,24 @@ def _forget() -> None:
     global _state
     helper, _state = _state.helper, _State()
     if helper is not None:
-        for pipe in filter(None, (helper.stdin, helper.stdout)):
-            forget_pipe(pipe)
-        helper.returncode = 0  # the parent's child, not this one's: nothing to wait for
+        disown(helper)
 
 
-def forget_pipe(pipe: IO[bytes]) -> None:
-    """Close the parent's pipe in a forked child, once, and write nothing of what the parent has yet to write."""
-    with suppress(OSError):
-        cast("io.BufferedReader | io.BufferedWriter", pipe).raw.close()
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a child of this process, whatever it does."""
+    for pipe in filter(None, (process.stdin, process.stdout)):
+        with suppress(OSError):
+            pipe.close()
+    process.kill()
+    process.wait()
+
+
+def disown(process: subprocess.Popen[bytes]) -> None:
+    """In a forked child: have no part in a child of the parent's, nor write what the parent has yet to write to it."""
+    for pipe in filter(None, (process.stdin, process.stdout)):
+        with suppress(OSError):
+            cast("io.BufferedReader | io.BufferedWriter", pipe).raw.close()
+    process.returncode = 0  # there is nothing to wait for
 
 
 atexit.register(close)

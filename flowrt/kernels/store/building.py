@@ -12,12 +12,11 @@ import logging
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
-from flowrt.base.package import PACKAGE
-from flowrt.kernels.store.background import forget_pipe
+from flowrt.base.package import search_path
+from flowrt.kernels.store.background import disown, end
 from flowrt.kernels.store.bundle import bundle_path
 from flowrt.kernels.store.folder import cache_folder
 from flowrt.kernels.store.objects import bundle
@@ -57,15 +56,13 @@ def _is_being_built(path: Path) -> bool:
 def _start(folder: Path) -> None:
     if _is_being_built(bundle_path(folder)):
         return
-    above = str(PACKAGE.parent)
-    path = os.pathsep.join([above, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         builder = subprocess.Popen(
             [sys.executable, "-m", "flowrt.standard", "build", "--background"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, "FLOWRT_CACHE": str(folder)},
+            env={**os.environ, "PYTHONPATH": search_path(), "FLOWRT_CACHE": str(folder)},
             start_new_session=True,  # an interrupt of the terminal is for this process
         )
     except OSError as error:
@@ -78,20 +75,13 @@ def _start(folder: Path) -> None:
 def stop_building() -> None:
     """End the builder, if there is one."""
     while _builders:
-        builder = _builders.pop()
-        with suppress(OSError):
-            if builder.stdin is not None:
-                builder.stdin.close()
-        builder.kill()
-        builder.wait()
+        end(_builders.pop())
 
 
 def _forget() -> None:
     """A forked child has no builder: the parent's is not its own."""
     for builder in _builders:
-        builder.returncode = 0
-        if builder.stdin is not None:
-            forget_pipe(builder.stdin)
+        disown(builder)
     _builders.clear()
 
 
