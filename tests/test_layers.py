@@ -242,6 +242,7 @@ PURE = [
 IMPURE = {"asyncio", "time", "random", "socket", "threading", "concurrent", "subprocess", "secrets"}
 
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 MODULES = [str(p.relative_to(PACKAGE).with_suffix("")) for p in sorted(PACKAGE.rglob("*.py"))]
 KNOWN = set(MODULES)
 
@@ -282,7 +283,7 @@ def parsed(module: str) -> ast.Module:
 @cache
 def nodes_of(module: str) -> list[ast.AST]:
     """What tests ask about of a whole file, in one walk."""
-    asked = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.Call)
+    asked = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.Call, *FUNCTIONS)
     return [node for node in ast.walk(parsed(module)) if isinstance(node, asked)]
 
 
@@ -440,6 +441,11 @@ def test_op_families_import_leftward_only() -> None:
 
 def test_no_file_is_longer_than_500_lines() -> None:
     assert [str(p) for p in PACKAGE.rglob("*.py") if len(p.read_text().splitlines()) > 500] == []
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    functions = [(module, node) for module in MODULES for node in nodes_of(module) if isinstance(node, FUNCTIONS)]
+    assert [(m, f.name) for m, f in functions if (f.end_lineno or f.lineno) - f.lineno >= 59] == []
 
 
 WRITERS = ["base/valueclass", "kernels/cuda_fused"]  # of functions: from names of a class's fields, and from numbers
