@@ -32,16 +32,17 @@ _AS_A_DEVICE = {
 def bound(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` with ``cuda`` for the twins' placeholder and its helpers compiled for the device."""
     here = {"cuda": cuda, "fmod": math.fmod, **(_AS_A_DEVICE if SIMULATED else {})}
-    used = {n: _on_device(function.__globals__[n]) for n in function.__code__.co_names if n in function.__globals__}
+    used = {n: _device_has(function.__globals__[n]) for n in function.__code__.co_names if n in function.__globals__}
     names = {**function.__globals__, **used, **here}
-    cells = tuple(CellType(_on_device(cell.cell_contents)) for cell in function.__closure__ or ())
+    cells = tuple(CellType(_device_has(cell.cell_contents)) for cell in function.__closure__ or ())
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
 
 
-def _on_device(value: Any) -> Any:
-    return _helper(value) if isinstance(value, FunctionType) and value in JITABLES else value
+def _device_has(value: Any) -> Any:
+    return on_device(value) if isinstance(value, FunctionType) and value in JITABLES else value
 
 
 @cache
-def _helper(function: Callable[..., Any]) -> Any:
+def on_device(function: Callable[..., Any]) -> Any:
+    """``function`` for kernels to call."""
     return cuda.jit(device=True)(bound(function))

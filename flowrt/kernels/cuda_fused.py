@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import cuda
 
-from flowrt.kernels.cuda_functions import bound
+from flowrt.kernels.cuda_functions import on_device
 from flowrt.kernels.language.bits import on_bits
 from flowrt.kernels.language.expression import Expression, Member
 
@@ -48,16 +48,11 @@ def entrywise(expression: Expression, ways: Ways) -> Callable[..., Any]:
     numbers that `Ways.names` tells."""
     known: dict[str, Any] = {"cuda": cuda, "np": np, "word": np.uint32 if ways.narrow else np.int64}
     for number, member in enumerate(expression.members, len(expression.inputs)):
-        known[f"function{number}"] = _scalar(member.function)
+        known[f"function{number}"] = on_device(member.function)
         known[f"dtype{number}"] = np.dtype(member.dtype).type
     exec("\n".join(text_of(expression, ways)), known)
     made: Callable[..., Any] = known["entries"]
     return made
-
-
-@cache
-def _scalar(function: Callable[..., Any]) -> Any:
-    return cuda.jit(device=True)(bound(function))
 
 
 def text_of(expression: Expression, ways: Ways) -> Iterator[str]:
