@@ -10,17 +10,7 @@ from flowrt.base.device import CLIENT, Device
 from flowrt.base.errors import BrokenStream, FlowrtError, NodeLost, RemoteError, as_error
 from flowrt.net.door.transport import Connection, connect
 from flowrt.net.link import LinkStore, TensorLink
-from flowrt.net.wire.messages import (
-    Answer,
-    Carry,
-    Drive,
-    Refused,
-    Resume,
-    Serve,
-    Welcome,
-    from_data,
-    to_hello,
-)
+from flowrt.net.wire.messages import Answer, Carry, Drive, Refused, Resume, Serve, Welcome, from_data, to_hello
 
 SOON = 0.005  # seconds; one that was killed just now may still take connections, and is tried again soon
 RETRY = 0.2  # seconds between two tries to reach a node that is not up yet

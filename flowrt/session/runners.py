@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from flowrt.base.device import HOST_KIND, Device
-from flowrt.base.errors import (
-    FlowrtError,
-    InternalError,
-    NodeLost,
-    PlacementError,
-    ResourceError,
-)
+from flowrt.base.errors import FlowrtError, InternalError, NodeLost, PlacementError, ResourceError
 from flowrt.base.spec import Spec
 from flowrt.base.traits import is_alias
 from flowrt.kernels.store.building import build_standard_kernels

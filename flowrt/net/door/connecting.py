@@ -11,14 +11,7 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowrt.base.errors import (
-    AuthenticationError,
-    BrokenStream,
-    FlowrtError,
-    NodeLost,
-    NoDescriptors,
-    VersionMismatch,
-)
+from flowrt.base.errors import AuthenticationError, BrokenStream, FlowrtError, NodeLost, NoDescriptors, VersionMismatch
 from flowrt.net.door import heads
 from flowrt.net.door.addresses import UNREACHABLE, is_loopback, named
 from flowrt.net.door.asking import Arrived, ask_at, ask_socket

@@ -24,13 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from flowrt.base.errors import (
-    AuthenticationError,
-    BrokenStream,
-    ClosedError,
-    RemoteError,
-    ResourceError,
-)
+from flowrt.base.errors import AuthenticationError, BrokenStream, ClosedError, RemoteError, ResourceError
 from flowrt.net.door.addresses import is_loopback, named
 from flowrt.net.door.connecting import connect, reason
 from flowrt.net.door.descriptors import most_descriptors

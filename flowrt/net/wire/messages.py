@@ -19,14 +19,7 @@ from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 import numpy as np
 
 from flowrt.base.codec import FRAME, Limits
-from flowrt.base.errors import (
-    BrokenStream,
-    FlowrtError,
-    InternalError,
-    LinkBroken,
-    NodeLost,
-    StepCancelled,
-)
+from flowrt.base.errors import BrokenStream, FlowrtError, InternalError, LinkBroken, NodeLost, StepCancelled
 from flowrt.base.valueclass import valueclass
 from flowrt.net.wire import briefly
 from flowrt.net.wire.brief import Brief

@@ -31,15 +31,7 @@ from flowrt.sched.loops.nesting import apply_structured
 from flowrt.sched.loops.structured import PURE_STRUCTURED
 from flowrt.sched.regions.cost import Cost, predict
 from flowrt.sched.regions.lives import Lives, find_lives
-from flowrt.sched.regions.recorded import (
-    ARENA_SLOT,
-    FIRST_SLOT,
-    LOCAL_SLOT,
-    Launch,
-    Output,
-    Recording,
-    RowWrite,
-)
+from flowrt.sched.regions.recorded import ARENA_SLOT, FIRST_SLOT, LOCAL_SLOT, Launch, Output, Recording, RowWrite
 from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resources_of, variable_specs
 from flowrt.sched.regions.sharing import Sharing, share
 from flowrt.sched.tape.gathering import gather
