@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from flowrt.cluster.tasks import Devices
     from flowrt.delays import Delay
 
-_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
 _FORM = 'a cluster is jobs with the addresses of their tasks: ps = ["127.0.0.1:7001"]'
 SOON, LATE = 0.1, 5.0  # seconds after its end that a node is started again, at first and at last
 DIES = 1.0  # seconds in which a process that was killed has ended

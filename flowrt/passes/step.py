@@ -28,6 +28,7 @@ Ref: TypeAlias = tuple[int, int]
 Guard: TypeAlias = tuple[Ref, int]
 """One side of a switch: (its predicate, the output taken)."""
 
+NAMED = 4  # nodes that an error lists
 NO_GUARDS: frozenset[Guard] = frozenset()
 
 
@@ -160,10 +161,10 @@ def _is_in_order(nodes: Mapping[int, StepNode], ranked: Sequence[int]) -> bool:
     return True
 
 
-def _some(nodes: Iterable[StepNode], limit: int = 4) -> str:
+def _some(nodes: Iterable[StepNode]) -> str:
     names = [node.where() for node in nodes]
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def guards_of(step: StepGraph) -> dict[int, frozenset[Guard]]:

@@ -18,7 +18,6 @@ from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from flowrt.base.codec import FRAME, Limits
 from flowrt.base.errors import BrokenStream, FlowrtError, InternalError, LinkBroken, NodeLost, StepCancelled
 from flowrt.base.valueclass import valueclass
 from flowrt.net.wire import briefly
@@ -384,9 +383,9 @@ def to_data(message: Any) -> tuple[Any, ...]:
     return (name, *_KINDS[name].values(message))
 
 
-def to_frame(message: Any, limits: Limits = FRAME) -> list[Piece]:
+def to_frame(message: Any) -> list[Piece]:
     """The frame of ``message``: a brief one, if there is a place for all of it. `SpecError` if it is not legal."""
-    return briefly.write(message) or frame(to_data(message), limits)
+    return briefly.write(message) or frame(to_data(message))
 
 
 def to_hello(message: Any) -> dict[str, Any]:

@@ -35,9 +35,9 @@ def matmul_int8(one: AppliedOp) -> str:
     return one.add("MatMulInteger", one.inputs[0], one.transposed(one.inputs[1], _last_two(one.rank(1))))
 
 
-def images_first(one: AppliedOp, index: int = 0) -> str:
-    """Images among the inputs, with their channels first."""
-    name = one.inputs[index]
+def images_first(one: AppliedOp) -> str:
+    """The images that are its first input, with their channels first."""
+    name = one.inputs[0]
     found = one.writer.shared.channels_first.get(name)
     if found is None:
         found = one.writer.shared.channels_first[name] = one.transposed(name, FIRST)
