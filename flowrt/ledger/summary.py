@@ -41,9 +41,12 @@ def write_summary(ledger: Path, account: Account, end: int, checksum: int) -> No
     content = codec.pack(_data_of(account, end, checksum))
     path = summary_of(ledger)
     draft = path.with_name(path.name + ".part")
-    with suppress(OSError):
+    try:
         draft.write_bytes(b"".join((_MAGIC, crc32(content).to_bytes(_SUM, "little"), content)))
         os.replace(draft, path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
 
 
 def read_summary(ledger: Path, data: bytes) -> tuple[Account, int]:

@@ -60,6 +60,9 @@ class LedgerWriter:
             self._sum_up()
             if self.account.setup != setup:
                 self._append(setup)
+        except OSError as error:
+            self.close()
+            raise LedgerError(f"the ledger {self.path} cannot be read, or begun: {error}") from error
         except BaseException:
             self.close()
             raise

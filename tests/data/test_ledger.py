@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -395,3 +396,14 @@ def test_a_disk_that_is_full_ends_writing_with_what_was_whole(tmp_path: Path, mo
         writer.begin(3, 3)
     writer.close()
     assert (tmp_path / "some.ledger").read_bytes() == before
+
+
+def test_a_disk_that_is_full_before_a_ledger_begins_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(LedgerError, match=r"some.ledger cannot be read, or begun: .*No space left"):
+        write_some(tmp_path / "some.ledger")
