@@ -208,6 +208,12 @@ class Supply:
         try:
             while self._told is not None and (due := self._hand_drawn()) is not None:
                 self._admit(due[0], await self._source.wait_next())
+        except asyncio.CancelledError as error:
+            if self._drawing is None:  # nothing is to be drawn any more
+                raise
+            cancelled = FeedError("the iterator of batches was cancelled within: what it awaits was")
+            cancelled.__cause__ = error
+            self._fail(cancelled)
         except Exception as error:
             self._fail(error)
         finally:
@@ -282,10 +288,11 @@ class Supply:
 
     async def aclose(self) -> None:
         """Draw nothing any more."""
-        if self._drawing is not None:
-            self._drawing.cancel()
+        drawing, self._drawing = self._drawing, None
+        if drawing is not None:
+            drawing.cancel()
             with suppress(asyncio.CancelledError):
-                await self._drawing
+                await drawing
 
 
 class Identities(Supply):

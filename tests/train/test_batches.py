@@ -6,16 +6,14 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pytest
 
 from flowrt.base.spec import Spec
 from flowrt.train import batches
 from flowrt.train.batches import EARLIER, LONG, TOGETHER, Batches, Supply
-
-if TYPE_CHECKING:
-    import pytest
 
 DEPTH = 3
 
@@ -202,13 +200,22 @@ async def test_what_is_drawn_between_two_runs_waits_for_the_next_one_which_hears
     assert told == ["after"]
 
 
-async def test_an_asynchronous_source_that_fails_between_two_runs_fails_the_next_one() -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("no more"), "no more"),
+        (asyncio.CancelledError(), "the iterator of batches was cancelled within: what it awaits was"),
+    ],
+)
+async def test_an_asynchronous_source_that_fails_between_two_runs_fails_the_next_one(
+    error: BaseException, said: str
+) -> None:
     handing, asked, may_fail = Handing(()), asyncio.Event(), asyncio.Event()
 
     async def failing() -> AsyncIterator[dict[str, Any]]:
         asked.set()
         await may_fail.wait()
-        raise ValueError("no more")
+        raise error
         yield {}
 
     supply, told = handing.supply, []
@@ -222,4 +229,4 @@ async def test_an_asynchronous_source_that_fails_between_two_runs_fails_the_next
         await supply._drawing
     supply.begin(lambda: told.append(str(supply.error)))
     supply.fill()
-    assert told == ["no more"]
+    assert told == [said]
