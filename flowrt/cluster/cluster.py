@@ -310,7 +310,8 @@ class LocalCluster(AsyncOnly):
         It has nothing of what the old one had. Raises `GraphError` for a node that runs, `ResourceError` for one that
         does not come up.
         """
-        address = self.spec.tasks()[task]
+        check_is_among(task, tasks := self.spec.tasks())
+        address = tasks[task]
         with suppress(TimeoutError):
             async with asyncio.timeout(DIES):  # it may have been killed just now
                 await self.processes[task].wait()

@@ -133,8 +133,9 @@ async def test_a_node_that_is_added_trains_in_the_running_iteration_and_one_that
             assert (w == -step).all()
         async with fr.Session(graph, cluster=cluster) as session:
             await until_lost(session._open_here())  # who answers late on a busy machine comes later
-        with pytest.raises(GraphError, match="worker/task:7 is not in the cluster"):
-            await cluster.remove("/job:worker/task:7")
+        for ask in (cluster.remove, cluster.respawn):
+            with pytest.raises(GraphError, match="worker/task:7 is not in the cluster"):
+                await ask("/job:worker/task:7")
 
 
 @pytest.mark.timeout(180)
