@@ -302,6 +302,15 @@ class Built:
         combined = [] if size else of_rows(gradient for gradient, _ in pairs)
         return ServerShard(variables, [parts_of(member) for member in fed], combined, step, apply)
 
+    def without_mean(self, told: Sequence[Any]) -> SpecError:
+        """What is wrong with the first metric that has several shapes in one step: a text in its place tells these."""
+        pairs = zip(self.towers[0].metrics.items(), told, strict=True)
+        name, metric, shapes = next((*item, shapes) for item, shapes in pairs if isinstance(shapes, str))
+        return SpecError(
+            f"{metric.op.site}: the metric {name!r} has no mean over the replicas of {self.name!r}: it is {shapes}; "
+            "answer one number of it, as fr.mean makes"
+        )
+
     def _moves(self, optimizer: Optimizer, server: int, pairs: list[tuple[Gradient, Variable]]) -> list[Node]:
         """What moves a server's variables by the mean of updates."""
         if self.scale is not None:

@@ -100,12 +100,13 @@ class Replicated(Trainer):
         """Train until ``batches`` are used up; one report per step.
 
         ``batches`` yields ``{name: array}``, one for each replica and step; they are drawn, and sent to the replicas,
-        ``ahead`` + 3 for each at most before they are used. Of a source of `flowrt.data` only identities are sent, and
-        replicas read what they name themselves. Training goes on from the version that the variables are at. They move
-        when a report is asked for, and ``ahead`` steps beyond it: with 0 they are in the loop's body at exactly
-        ``report.step``, while the replicas already compute the next updates; with more the nodes need not wait for a
-        slow body, and a session that saves checkpoints by itself has them wait all the same. What the body writes to
-        variables of ``loss_fn``, or restores, is seen by updates from the step after the next on.
+        ``ahead`` + 3 for each at most before they are used: an array that was given is not to be written to again. Of a
+        source of `flowrt.data` only identities are sent, and replicas read what they name themselves. Training goes on
+        from the version that the variables are at. They move when a report is asked for, and ``ahead`` steps beyond it:
+        with 0 they are in the loop's body at exactly ``report.step``, while the replicas already compute the next
+        updates; with more the nodes need not wait for a slow body, and a session that saves checkpoints by itself has
+        them wait all the same. What the body writes to variables of ``loss_fn``, or restores, is seen by updates from
+        the step after the next on.
 
         What becomes of every batch is written to the file ``ledger``, or, where the session has `Checkpoints`, to one
         beside them: see `flowrt.ledger`. Identities go on from there, and a source of `fr.data` is gone on with where
@@ -135,7 +136,7 @@ class Replicated(Trainer):
             check_source(self, batches, user_site())
         else:
             check_iterable(batches, "trainer.steps")
-        opened = awaited_session(session, "trainer.steps")
+        opened = self._own(session, "trainer.steps")
         name = ""
         if detached:
             from flowrt.train.detached import name_of_detached  # which others need not import
@@ -150,7 +151,7 @@ class Replicated(Trainer):
         """
         from flowrt.train.detached import stop  # which others need not import
 
-        return await stop(self, awaited_session(session, "trainer.stop"))
+        return await stop(self, self._own(session, "trainer.stop"))
 
     @brief
     def replay(
@@ -171,7 +172,14 @@ class Replicated(Trainer):
         """
         check_iterable(batches, "trainer.replay")
         told = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-        return Reports(Replay(self, awaited_session(session, "trainer.replay"), told).run(batches))
+        return Reports(Replay(self, self._own(session, "trainer.replay"), told).run(batches))
+
+    def _own(self, session: Session, who: str) -> Session:
+        """``session``, if it is one of this trainer's graph that is open."""
+        opened = awaited_session(session, who)
+        if opened.graph is not self.graph:
+            raise GraphError(f"{user_site()}: {who} takes a session of the graph that {self.name!r} was built in")
+        return opened
 
     def statistics(self) -> Statistics:
         """Counts and latencies per replica, and batches dropped, over all of this trainer's steps."""

@@ -152,7 +152,7 @@ class Steps:
         self._next_identity = 0  # of a batch of a detached run that no report has told of
         self._failed: set[int] = set()  # replicas whose errors were told
         self._over: ClosedError | None = None  # why there is to be no other run
-        self._changing: asyncio.Task[None] | None = None  # one run for another
+        self._changing: asyncio.Task[None] | None = None  # that a run begins
         self._missed: deque[StepReport] = deque()  # that are to be told
         self._begun = False  # some run is this iteration's own
         self._told = 0  # the step that was reported last
@@ -262,7 +262,7 @@ class Steps:
 
     async def _begin(self) -> None:
         try:
-            await self._run.begin()
+            await self._change_runs(self._run.begin())
             self._account_from_here()
         except FlowrtError as error:
             await self._go_on_after(error)
@@ -295,7 +295,7 @@ class Steps:
                 error = another
 
     async def _change_runs(self, way: Coroutine[Any, Any, None]) -> None:
-        """End a run and begin another, unless the iteration is ended meanwhile."""
+        """Begin a run, after the end of another if there is one, unless the iteration is ended meanwhile."""
         self._changing = asyncio.ensure_future(way)
         try:
             await self._changing
@@ -434,6 +434,8 @@ class Steps:
         rolled_back, self._rolled_back = self._rolled_back, None
         self._kept += len(kept)
         self._told = report.version + 1
+        if str in map(type, metrics):
+            raise self._trainer.without_mean(metrics)
         nobody: tuple[int, ...] = ()
         late, lost, refused = nobody, nobody, nobody
         if len(kept) < len(outcomes):

@@ -290,3 +290,18 @@ def test_a_graph_with_local_steps_travels_as_bytes() -> None:
     again = fr.Graph.from_bytes(graph.to_bytes())
     assert [v.name for v in again.variables] == [v.name for v in graph.variables]
     assert [r.kind for r in again.resources.values()] == [r.kind for r in graph.resources.values()]
+
+
+async def test_a_metric_of_several_shapes_in_one_round_is_an_error_that_says_so() -> None:
+    def per_example(inputs: dict[str, fr.Tensor]) -> Any:
+        w = fr.Variable(np.zeros((3, 1), np.float32), name="w")
+        each = fr.square(inputs["x"] @ w - inputs["y"])
+        return fr.mean(each), {"each": each}
+
+    with fr.Graph() as graph:
+        trainer = trainer_of(fr.train.LocalSteps(2), 1, fn=per_example)
+    given = batches(2, sizes=(2, 3))
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.SpecError, match=r"no mean over local steps: it is \[2, 1\] and \[3, 1\]; answer one"):
+            async for _report in trainer.steps(session, given):
+                pass

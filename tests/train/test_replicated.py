@@ -384,6 +384,48 @@ async def test_batches_that_are_none_are_an_error_and_the_session_trains_on(wron
         assert len(await reports_of(trainer, session, batches(3))) == 1
 
 
+@pytest.mark.parametrize("size", [1, 1 << 21])  # a step of the second takes long enough to be computed in lanes
+async def test_a_metric_of_several_shapes_in_one_step_is_an_error_that_names_it_and_the_step_counts(size: int) -> None:
+    def per_example(inputs: dict[str, fr.Tensor]) -> Any:
+        w = fr.Variable(np.zeros(size, np.float32), name="w")
+        each = fr.reshape(inputs["y"], (-1,))
+        return fr.mean(fr.square(w)) + fr.mean(each), {"each": each}
+
+    def rows(*counts: int) -> list[dict[str, np.ndarray]]:
+        return [{"x": np.ones((n, 3), np.float32), "y": np.ones((n, 1), np.float32)} for n in counts]
+
+    with fr.Graph() as graph:
+        trainer = trainer_of(fn=per_example, replicas=2)
+    async with fr.Session(graph) as session, asyncio.timeout(60):
+        with pytest.raises(fr.SpecError, match=r"the metric 'each' has no mean .*: it is \[2\] and \[3\]; answer one"):
+            await reports_of(trainer, session, rows(4, 4, 3, 2))
+        assert await nothing_left_running()
+        assert [report.step for report in await reports_of(trainer, session, rows(1, 1))] == [3]
+
+
+async def test_who_begins_to_train_while_another_iteration_begins_ends_that() -> None:
+    with fr.Graph() as graph:
+        trainer = trainer_of(replicas=2)
+    async with fr.Session(graph) as session:
+        first = asyncio.ensure_future(_error_of(reports_of(trainer, session, endless())))
+        for _ in range(20):  # it has begun, and waits for nodes
+            await asyncio.sleep(0)
+        assert session._iterating
+        assert len(await reports_of(trainer, session, batches(4))) == 2
+        assert isinstance(await first, fr.ClosedError)
+        assert await nothing_left_running()
+
+
+async def test_a_session_of_another_graph_is_refused() -> None:
+    with fr.Graph():
+        trainer = trainer_of()
+    with fr.Graph() as graph:
+        trainer_of()
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.GraphError, match="takes a session of the graph that 'replicated' was built in"):
+            trainer.steps(session, batches(3))
+
+
 async def test_batches_that_fail_to_begin_leave_session_and_ledger_as_they_were(tmp_path: Path) -> None:
     class Unreadable:
         def __iter__(self) -> Iterator[dict[str, np.ndarray]]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.errors import SpecError
 from flowrt.sched.drivers.tasks import sleep_until
 
 if TYPE_CHECKING:
@@ -168,5 +169,10 @@ def samples_of(batch: Sequence[Any]) -> int:
 
 
 def _mean(values: Sequence[Array]) -> Array:
-    """The mean, in float64 where that says more; of one value itself."""
+    """The mean, in float64 where that says more; of one value itself. Raises `SpecError` where there is none."""
+    if len(shapes := {value.shape for value in values}) > 1:
+        told = " and ".join(str([*shape]) for shape in sorted(shapes))
+        raise SpecError(
+            f"a metric has no mean over local steps: it is {told}; answer one number of it, as fr.mean makes"
+        )
     return values[0] if len(values) == 1 else np.asarray(np.mean(values, axis=0, dtype=np.float64))

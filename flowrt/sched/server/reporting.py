@@ -120,7 +120,9 @@ class Reporting:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """The mean in float64, of numbers or of arrays of one shape."""
+    """The mean in float64, of numbers or of arrays of one shape; where these are several, a text that tells them."""
+    if not {float}.issuperset(map(type, values)) and len(shapes := {np.shape(value) for value in values}) > 1:
+        return " and ".join(str([*shape]) for shape in sorted(shapes))
     total: Any = 0.0
     for value in values:
         total = total + (value if isinstance(value, float) else np.asarray(value, np.float64))
