@@ -136,7 +136,7 @@ class Built:
             self._build(loss_fn, optimizer)
 
     def _check(self, servers: int, optimizer: Any) -> None:
-        if not hasattr(optimizer, "compute_gradients"):
+        if isinstance(optimizer, type) or not hasattr(optimizer, "compute_gradients"):
             raise GraphError(f"{user_site()}: optimizer is an instance, such as fr.optim.SGD(0.1), not {optimizer!r}")
         if self.outer is not None and scale_of(optimizer) is not None:
             raise GraphError(
@@ -375,7 +375,13 @@ def _checked_copies(copies: Any, servers: int) -> int:
 
 
 def _devices(given: str | Sequence[str], count: int) -> tuple[str, ...]:
-    names = tuple(given.format(i) for i in range(count)) if isinstance(given, str) else tuple(given)
+    try:
+        names = tuple(given.format(i) for i in range(count)) if isinstance(given, str) else tuple(given)
+    except (LookupError, ValueError, TypeError):
+        raise GraphError(
+            f"{user_site()}: {given!r} does not say where {count} copies are; write their devices, or one with {{}} "
+            "for the number, as '/job:worker/task:{}'"
+        ) from None
     if len(names) != count:
         raise GraphError(f"{user_site()}: {count} devices are needed, {len(names)} are given: {', '.join(names)}")
     return names

@@ -529,6 +529,17 @@ def test_inputs_and_metrics_that_are_none_are_an_error_that_says_what_they_are()
             trainer.share(predict_fn, {"x": wrong_name})  # type: ignore[dict-item]
 
 
+@pytest.mark.parametrize("where", ["/job:worker/task:{x}", "/job:worker/task:{}{}", "/job:{", None, 3])
+def test_devices_that_are_none_are_an_error_that_says_what_is_meant(where: Any) -> None:
+    with fr.Graph(), pytest.raises(fr.GraphError, match="does not say where 3 copies are; write their devices, or one"):
+        fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(0.1), replicas=3, worker_device=where)
+
+
+def test_an_optimizer_that_is_a_class_is_an_error() -> None:
+    with fr.Graph(), pytest.raises(fr.GraphError, match=r"optimizer is an instance, such as fr.optim.SGD\(0.1\)"):
+        fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD, replicas=3)  # type: ignore[arg-type]
+
+
 def test_a_policy_that_the_replicas_cannot_meet_is_an_error() -> None:
     with fr.Graph(), pytest.raises(fr.GraphError, match=r"FirstOf\(4\) of 3 replicas can never be met"):
         trainer_of(fr.train.FirstOf(4))
