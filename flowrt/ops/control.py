@@ -36,8 +36,9 @@ COUNT = Spec("int64", ())
 # ── what the ops mean ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _infer_loop(
-    inputs: Sequence[Spec],
+def _iteration(
+    inputs: Sequence[Operand],
+    *,
     body: Plan,
     cond: Plan | None,
     carried: int,
@@ -46,7 +47,13 @@ def _infer_loop(
     reverse: bool,
     limit: int | None,
     parallel_iterations: int,
-) -> tuple[Spec, ...]:
+    name: str | None = None,
+) -> tuple[Result, ...]:
+    """Carry tensors through iterations of ``body``: what was carried last, the number of iterations, and the stacks.
+
+    ``inputs``: the most iterations (if ``counted``), what is carried, what is scanned, what the bodies capture.
+    As `stateful_loop`, its bodies have effects, and the step machine runs them node by node.
+    """
     _check_loop(inputs, body, cond, (carried, scanned, int(counted)), limit, parallel_iterations)
     first = inputs[int(counted) : int(counted) + carried]
     rows = [row_of(spec) for spec in inputs[int(counted) + carried : int(counted) + carried + scanned]]
@@ -65,6 +72,32 @@ def _infer_loop(
     length = _length(inputs[int(counted) + carried :][:scanned], limit)
     stacks = [Spec(s.dtype, None if s.dims is None else (length, *s.dims)) for s in answers[carried:]]
     return (*held, COUNT, *stacks)
+
+
+loop = op(name="loop", gradient=lambda node, *slopes: _Backward(node, slopes).answers())(_iteration)
+stateful_loop = op(name="stateful_loop", stateful=True, gradient=lambda node, *slopes: _no_way_back(node))(_iteration)
+
+
+def _choose(inputs: Sequence[Operand], *, if_true: Plan, if_false: Plan, name: str | None = None) -> tuple[Result, ...]:
+    """What one of two bodies answers; ``inputs``: the bool scalar that decides, then what the bodies capture.
+
+    As `stateful_cond`, its bodies have effects, and the step machine runs them node by node.
+    """
+    if not (isinstance(if_true, Plan) and isinstance(if_false, Plan)):
+        raise SpecError("the branches of a cond are plans")
+    if not inputs or inputs[0].dtype != bool or inputs[0].dims not in (None, ()):
+        raise SpecError(f"a cond is decided by a bool scalar, got {inputs[0] if inputs else 'nothing'}")
+    first, second = answers_of(if_true, inputs[1:]), answers_of(if_false, inputs[1:])
+    if len(first) != len(second):
+        raise SpecError(f"true_fn answers {len(first)} tensors and false_fn {len(second)}; they must answer alike")
+    return tuple(_either(n, a, b) for n, (a, b) in enumerate(zip(first, second, strict=True)))
+
+
+choose = op(name="cond", gradient=lambda node, *slopes: _choose_slopes(node, slopes))(_choose)
+stateful_cond = op(name="stateful_cond", stateful=True, gradient=lambda node, *slopes: _no_way_back(node))(_choose)
+
+for _op in (loop, stateful_loop, choose, stateful_cond):
+    _op.absent_gradients = True
 
 
 def _check_loop(
@@ -129,17 +162,6 @@ def _held(number: int, declared: Spec, held: Spec, answer: Spec) -> Spec:
     )
 
 
-def _infer_cond(inputs: Sequence[Spec], if_true: Plan, if_false: Plan) -> tuple[Spec, ...]:
-    if not (isinstance(if_true, Plan) and isinstance(if_false, Plan)):
-        raise SpecError("the branches of a cond are plans")
-    if not inputs or inputs[0].dtype != bool or inputs[0].dims not in (None, ()):
-        raise SpecError(f"a cond is decided by a bool scalar, got {inputs[0] if inputs else 'nothing'}")
-    first, second = answers_of(if_true, inputs[1:]), answers_of(if_false, inputs[1:])
-    if len(first) != len(second):
-        raise SpecError(f"true_fn answers {len(first)} tensors and false_fn {len(second)}; they must answer alike")
-    return tuple(_either(n, a, b) for n, (a, b) in enumerate(zip(first, second, strict=True)))
-
-
 def _either(number: int, first: Spec, second: Spec) -> Spec:
     if first.dtype != second.dtype:
         raise SpecError(
@@ -148,46 +170,6 @@ def _either(number: int, first: Spec, second: Spec) -> Spec:
     if first.dims is None or second.dims is None or len(first.dims) != len(second.dims):
         return Spec(first.dtype, None)
     return Spec(first.dtype, tuple(a if a == b else None for a, b in zip(first.dims, second.dims, strict=True)))
-
-
-def _iteration(
-    inputs: Sequence[Operand],
-    *,
-    body: Plan,
-    cond: Plan | None,
-    carried: int,
-    scanned: int,
-    counted: bool,
-    reverse: bool,
-    limit: int | None,
-    parallel_iterations: int,
-    name: str | None = None,
-) -> tuple[Result, ...]:
-    """Carry tensors through iterations of ``body``: what was carried last, the number of iterations, and the stacks.
-
-    ``inputs``: the most iterations (if ``counted``), what is carried, what is scanned, what the bodies capture.
-    As `stateful_loop`, its bodies have effects, and the step machine runs them node by node.
-    """
-    return _infer_loop(inputs, body, cond, carried, scanned, counted, reverse, limit, parallel_iterations)
-
-
-loop = op(name="loop", gradient=lambda node, *slopes: _Backward(node, slopes).answers())(_iteration)
-stateful_loop = op(name="stateful_loop", stateful=True, gradient=lambda node, *slopes: _no_way_back(node))(_iteration)
-
-
-def _choose(inputs: Sequence[Operand], *, if_true: Plan, if_false: Plan, name: str | None = None) -> tuple[Result, ...]:
-    """What one of two bodies answers; ``inputs``: the bool scalar that decides, then what the bodies capture.
-
-    As `stateful_cond`, its bodies have effects, and the step machine runs them node by node.
-    """
-    return _infer_cond(inputs, if_true, if_false)
-
-
-choose = op(name="cond", gradient=lambda node, *slopes: _choose_slopes(node, slopes))(_choose)
-stateful_cond = op(name="stateful_cond", stateful=True, gradient=lambda node, *slopes: _no_way_back(node))(_choose)
-
-for _op in (loop, stateful_loop, choose, stateful_cond):
-    _op.absent_gradients = True
 
 
 # ── gradients ────────────────────────────────────────────────────────────────────────────────────────────────────────
