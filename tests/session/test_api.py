@@ -15,6 +15,7 @@ import pytest
 from places import ROOT
 
 import flowrt as fr
+from flowrt.kernels.store.folder import cache_folder
 
 # What may be passed, in order; "*" begins what is named. A call may give more where a signature grows at its end.
 SIGNATURES = {
@@ -256,10 +257,11 @@ def readme_programs() -> list[str]:
 @pytest.mark.parametrize("program", readme_programs(), ids=["program", "replicated"])
 def test_a_program_of_the_readme_runs_as_written(program: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(program)
+    few = {"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(Path.home())}
     done = subprocess.run(
         [sys.executable, "-W", "error", "program.py"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(Path.home()), "FLOWRT_BUILD": "never"},
+        env=few | {"FLOWRT_BUILD": "never", "FLOWRT_CACHE": str(cache_folder())},  # whose kernels are there
         capture_output=True,
         text=True,
         timeout=50,
