@@ -28,7 +28,7 @@ from flowrt.cluster import fork_server
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytest_plugins = ["time_limit"]
+pytest_plugins = ["reported", "time_limit"]
 
 settings.register_profile("suite", derandomize=True, deadline=None)  # the same examples each time, at any speed
 settings.load_profile("suite")
