@@ -6,20 +6,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from step_world import CPU, everywhere
+from step_world import CPU
 
 import flowrt as fr
 from flowrt.ops.conv import conv2d
 from flowrt.ops.elementwise import add, relu
+from flowrt.ops.flow import switch
 from flowrt.ops.linalg import matmul
 from flowrt.ops.source import placeholder, shape_of
 from flowrt.passes import StepTerms, compile_step
 from flowrt.session.session import Options
 
 
+def on_cpu(op: str, dtypes: Any, kind: str) -> bool:
+    return kind == "cpu"
+
+
 def ops_of(fetches: list[Any], feeds: list[Any], targets: Any = ()) -> list[str]:
     made = compile_step(
-        fetches[0].graph, fetches, targets, feeds, StepTerms(devices=[CPU], default=CPU, supports=everywhere)
+        fetches[0].graph, fetches, targets, feeds, StepTerms(devices=[CPU], default=CPU, supports=on_cpu)
     )
     (plan,) = made.plans.values()
     return [node.op for node in plan.nodes]
@@ -70,6 +75,24 @@ def test_the_shape_of_what_is_left_out_is_that_of_the_result() -> None:
         feeds, total, y = layer()
         shape = shape_of(total.op.inputs[0])
     assert sorted(ops_of([y, shape], feeds)) == ["matmul_bias", "shape_of"]
+
+
+def test_where_there_are_switches_what_is_asked_for_its_shape_stays_as_that_may_be_wanted_alone() -> None:
+    with fr.Graph():
+        feeds, total, y = layer()
+        pred = placeholder("bool", (), name="pred")
+        shape = shape_of(total.op.inputs[0])
+        chosen = fr.negative(switch(y, pred)[0])
+    assert sorted(ops_of([chosen], [*feeds, pred])) == ["matmul_bias", "negative", "switch"]
+    assert "matmul" in ops_of([chosen, shape], [*feeds, pred])
+
+
+def test_what_was_contracted_is_counted() -> None:
+    with fr.Graph() as graph:
+        feeds, _, y = layer()
+        other = fr.negative(feeds[0])
+    made = compile_step(graph, [y, other], [], feeds, StepTerms(devices=[CPU], default=CPU, supports=on_cpu))
+    assert [dict(report.counts) for report in made.report if report.name == "contract"] == [{"products": 1}]
 
 
 def test_a_bias_made_of_the_shape_it_is_added_to_does_not_wait_for_itself() -> None:

@@ -81,9 +81,11 @@ def test_nothing_is_counted_where_a_step_or_an_iteration_may_decide_otherwise() 
             until(lambda i: i < n, by=0),
             until(lambda i: i < 2.5, first=np.float32(0), by=np.float32(1)),
             fr.while_loop(lambda i: i < n, lambda i: i * 2 + 1, start),
+            fr.while_loop(lambda i: i < n, lambda i: i * 2, fr.constant(1)),
             fr.while_loop(lambda i: i < n, lambda i: i + 1, start, maximum_iterations=3),
         ]
-    assert limits(graph, plain, []) == [5]
+        none = until(lambda i: i < 0, by=0)
+    assert (limits(graph, plain, []), limits(graph, none, [])) == ([5], [0])
     assert [limits(graph, other, [x]) for other in others] == [[None]] * len(others)
     assert [limits(graph, plain, [fed]) for fed in (n, start)] == [[None], [None]]
     with fr.BlockingSession(graph) as session:
@@ -122,6 +124,28 @@ def test_a_loop_that_may_not_run_takes_no_memory_for_all_its_iterations() -> Non
         slope = fr.gradients([fr.cond(chosen, long, lambda: x * 2)], [x])[0]
     with fr.BlockingSession(graph) as session:
         assert session.run(slope, {chosen: False, x: 1.0}) == 2
+
+
+@pytest.mark.parametrize(("shape", "most"), [((1024,), 4096), ((0, 5), 2**40), ((None, 2), 1)], ids=str)
+def test_a_loop_inside_a_branch_is_counted_where_it_stacks_little(shape: Any, most: int) -> None:
+    counted = []
+    for iterations in (most, most + 1):
+        with fr.Graph() as graph:
+            chosen, x = fr.placeholder("bool", ()), fr.placeholder("float32", shape)
+
+            def long(x: Any = x, end: int = iterations) -> Any:
+                return fr.while_loop(lambda i, y: i < end, lambda i, y: (i + 1, fr.sin(y)), (np.int64(0), x))[1]
+
+            slope = fr.gradients([fr.cond(chosen, long, lambda x=x: x * 2)], [x])[0]
+        made = compile_step(graph, [slope], [], [chosen, x], StepTerms(devices=[DEVICE], default=DEVICE, supports=supports))
+        (plan,) = made.plans.values()
+        bodies = [node.attrs[name] for node in plan.nodes for name in ("if_true", "if_false") if name in node.attrs]
+        loops = [node for body in bodies for node in body.nodes if node.op == "loop" and node.attrs["cond"] is not None]
+        counted.append(not loops)
+        with graph:
+            alone = fr.gradients([long()], [x])[0]
+        assert iterations in limits(graph, alone, [x])  # it runs in any case
+    assert counted == {4096: [True, False], 2**40: [True, True], 1: [False, False]}[most]
 
 
 def test_more_iterations_than_a_word_holds_are_not_counted() -> None:

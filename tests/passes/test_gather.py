@@ -11,6 +11,7 @@ from step_world import CLIENT, CLUSTER, everywhere
 
 import flowrt as fr
 from flowrt.graph import device
+from flowrt.passes.gather import put_together
 from flowrt.passes.place import place
 from flowrt.passes.prune import prune
 from flowrt.passes.settle import settle
@@ -88,9 +89,11 @@ def test_a_variable_that_travels_whole_anyway_has_its_rows_taken_there() -> None
 
 
 def test_a_small_variable_and_one_whose_rows_are_more_bytes_travel_whole() -> None:
-    for size, indices in ((16, (None, 3)), (200, (100, 3)), (SIZE, (SIZE, 1))):
+    for size, indices in ((16, (None, 3)), (128, (None, 3)), (200, (100, 3)), (SIZE, (SIZE, 1))):
         model = Model(size=size, indices=indices)
         assert crossing(model.compile(model.rows, model.loss)) == [f"float32[{size},{WIDTH}]"], (size, indices)
+    model = Model(size=129)
+    assert crossing(model.compile(model.rows, model.loss)) == ["float32[?,3,8]"]
     model = Model(size=SIZE, indices=(100, 3))
     assert crossing(model.compile(model.rows, model.loss)) == ["float32[100,3,8]"]
     assert crossing(model.compile(model.rows)) == []  # from where they are taken to the client
@@ -118,6 +121,34 @@ def test_what_is_no_gather_of_rows_stays() -> None:
             chosen = fr.negative(fr.take(fr.negative(numbers), numbers))
     result = compiled([columns, chosen], devices=CLUSTER, default=CLUSTER[2], client=CLIENT)
     assert crossing(result) == ["float32[40,1000]", "int64[2000]"]
+
+
+def test_what_is_read_of_a_table_where_it_lies_stays_there_on_its_own_device() -> None:
+    def at_home(table: Any) -> Any:
+        with device("/job:ps"):
+            return fr.mean(table * table)
+
+    model = Model(also=at_home)
+    assert crossing(model.compile(model.rows, model.loss)) == ["float32[?,3,8]", "float32[]"]
+    with fr.Graph():
+        with device("/job:ps/device:cpu:0"):
+            table = fr.Variable(np.zeros((SIZE, WIDTH), np.float32), name="table")
+        with device("/job:ps/device:cpu:1"):
+            rows = fr.negative(fr.take(table, [1, 2], name="take"))
+        with device("/job:worker/task:0"):
+            end = fr.negative(rows)
+    result = compiled([end], devices=CLUSTER, default=CLUSTER[2], client=CLIENT)
+    assert result.placement["take"] == "/job:ps/task:0/device:cpu:1"
+
+
+def test_a_table_that_is_put_together_of_its_parts_is_told_with_its_bytes() -> None:
+    with fr.Graph() as graph:
+        table, other = (
+            fr.Variable(np.zeros((SIZE, WIDTH), np.float32), name=name, partition=2) for name in ("table", "other")
+        )
+        whole, mixed = fr.negative(table), fr.concat([table.parts[0], other.parts[1], fr.zeros((1, WIDTH))], 0)
+    step = prune(graph, [whole, mixed], [], [])
+    assert put_together(step) == {"table": SIZE * WIDTH * 4}
 
 
 def test_each_shard_of_a_table_is_gathered_from_where_it_is() -> None:
