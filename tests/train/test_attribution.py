@@ -15,7 +15,7 @@ from flowrt.sched.replica.stopwatch import Phase
 from flowrt.train import attribution
 from flowrt.train.attribution import Attribution
 from flowrt.train.diagnosis import Medians, judge, middle, middles_of_others
-from flowrt.train.times import Clocks, medians, tables, times_of
+from flowrt.train.times import Clocks, away, medians, tables, times_of
 
 FAULTS: dict[str, Step] = {
     "input": Step(input=0.05),
@@ -356,3 +356,28 @@ def test_rows_of_no_reports_are_none() -> None:
     rows, stages = tables([], 2)
     assert rows.shape == (0, 11)
     assert stages.shape == (0, 5)
+
+
+def test_only_what_both_clocks_stamped_tells_of_the_way_and_the_least_is_forgotten_slowly() -> None:
+    stages = (0.0, 0.5, 0.6, 0.7)
+    early = (0, 3, 0.25, 0.0, 0.5, 0.0, 0.0, 0.625, 0.0, 0.75, 0.0)  # replica, version, told, ..., pulled, ..., ended
+    later = (0, 4, 100.25, 0.0, 100.55, 0.0, 0.0, 100.55, 0.0, 100.75, 0.0)
+    never = (0, 5, 0.0, 0.0, 9.0, 0.0, 0.0, 9.0, 0.0, 99.0, 0.0)  # told of no version
+    strange = [(replica, *early[1:]) for replica in (-1, 2)]
+    rows, each = tables([report(3, stages, early, later, never, *strange)], 2)
+    assert (len(rows), each[0].tolist()) == (3, [3, *stages])
+    clocks = Clocks(2)
+    for row in rows:
+        clocks.note(row[None])
+        found = [float(part[0]) for part in (*clocks.split(row[None]), away(row[None]))]
+        wanted = {3: [0.1875, 0.1875, 0.375], 4: [0.2375, 0.2625, 0.5], 5: [math.nan] * 3}[int(row[1])]
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_medians_of_waiting_are_of_steps_that_counted_and_all_others_of_all() -> None:
+    parts = {part: np.array([9.0, 1.0, 2.0]) for part in ("input", "pull", "compute", "push")}
+    about = {"version": np.array([1, 2, 3]), "replica": np.zeros(3, int), "cut": np.array([True, False, False])}
+    found = medians({**about, **parts, "wait": np.array([0.0, 4.0, 6.0]), "server": np.array([0.0, 1.0, 1.0])}, 0)
+    assert found is not None
+    assert (found.version, found.cut) == (3, False)
+    assert (found.input, found.pull, found.compute, found.push, found.wait, found.server) == (2, 2, 2, 2, 5, 1)
