@@ -11,7 +11,7 @@ import numpy as np
 from pass_world import compiled
 from step_world import CLIENT, CLUSTER, evaluate, run_plans
 
-from flowrt.graph import Graph, device
+from flowrt.graph import Graph, control_dependencies, device
 from flowrt.ops.elementwise import add, add_n, multiply, negative
 from flowrt.ops.flow import merge, switch
 from flowrt.ops.queues import FIFOQueue
@@ -124,6 +124,20 @@ def test_what_came_of_different_feeds_does_not_wait_for_the_other() -> None:
     assert bundled(made([end], feeds=[x, y])) == 0
 
 
+def test_what_waits_for_another_node_does_not_hold_up_what_does_not() -> None:
+    for where in (PS, WORKER):
+        with Graph():
+            small, more = variables((2,), (2,))
+            x = placeholder("int64", (2,), name="x")
+            with device(where):
+                first = negative(x)
+            with device(PS), control_dependencies([first]):
+                late = negative(small)
+            with device(WORKER):
+                ends = [negative(late), negative(more)]
+        assert bundled(made(ends, feeds=[x])) == 0
+
+
 def test_what_came_of_a_large_value_does_not_hold_up_what_did_not() -> None:
     with Graph():
         small, more = variables((2,), (2,))
@@ -180,7 +194,7 @@ def test_large_values_and_what_decides_sizes_travel_alone() -> None:
 
 
 def test_bundles_are_of_one_dtype_and_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("flowrt.passes.bundle"), "TOGETHER", 5 * 8)
+    monkeypatch.setattr(importlib.import_module("flowrt.passes.bundle"), "TOGETHER", 4 * 8)
     with Graph():
         numbers = variables((2,), (2,), (2,), (2,), (2,))
         with device(PS):

@@ -37,6 +37,14 @@ def test_a_local_step_is_one_plan_with_feeds_and_fetches_in_order() -> None:
     assert [(node.op, node.inputs, node.device) for node in plan.nodes] == [("add", (1, 0), "cpu:0")]
     assert (plan.fetches, result.client) == ((2, 1, 2), None)
     assert result.placement == {"z": str(CPU)}
+    assert all("test_partition.py:" in node.site for node in plan.nodes)
+
+
+def test_a_small_constant_that_is_fetched_stays_where_it_is() -> None:
+    with Graph():
+        one = constant(1.0)
+    plan = compiled([one]).plans["/job:local/task:0"]
+    assert ([node.op for node in plan.nodes], plan.fetches) == (["constant"], (0,))
 
 
 def test_another_device_of_the_same_task_gets_a_value_once() -> None:
@@ -66,6 +74,8 @@ def test_a_tensor_crosses_once_per_destination_however_many_want_it() -> None:
     assert ops(result, "/job:ps/task:0") == {"read_variable": 1, "send": 2}
     assert ops(result, "/job:worker/task:0") == {"recv": 1, "negative": 1, "add": 1, "constant": 1, "send": 2}
     assert ops(result, "/job:worker/task:1") == {"recv": 1, "negative": 1, "send": 1}
+    sent = [node.attrs["edge"] for plan in result.plans.values() for node in plan.nodes if node.op == "send"]
+    assert len(sent) == len(set(sent)) == 5
 
 
 def test_the_client_sends_feeds_where_they_are_wanted_and_answers_fed_fetches_itself() -> None:

@@ -108,12 +108,23 @@ def test_what_differs_in_dtype_sign_device_or_state_stays_two() -> None:
     with Graph() as graph:
         v = Variable([1.0], name="v")
         pairs = [(constant(0.0), constant(-0.0)), (constant(1), constant(1.0)), (constant(1), constant(True))]
+        pairs.append((constant(np.zeros(2, "float32")), constant(np.zeros(2, "int32"))))
+        pairs.append((constant(np.zeros((2, 1))), constant(np.zeros((1, 2)))))
         with device("cpu:1"):
             pairs.append((constant(0.0), constant(0.0)))
         pairs[-1] = (pairs[0][0], pairs[-1][0])
         pairs.append((v.read(), v.read()))
     for pair in pairs:
         assert len(merge_common(prune(graph, pair, [], [])).nodes) == 2
+
+
+def test_what_waits_for_others_stays_beside_what_does_not() -> None:
+    with Graph() as graph:
+        x = placeholder("float32", name="x")
+        with control_dependencies([Variable([1.0], name="v").assign([2.0])]):
+            late, too = negative(x, name="late"), negative(x, name="too")
+        fetches = [negative(x, name="now"), late, too]
+    assert names(merge_common(prune(graph, fetches, [], [x])))[-2:] == ["late", "now"]
 
 
 def test_a_fetch_of_a_merged_node_follows_it() -> None:
