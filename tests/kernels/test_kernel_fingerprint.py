@@ -81,6 +81,7 @@ DIFFERENT = {
     "an entry of a tuple": (kernel(size=(1, (2, 3))), kernel(size=(1, (2, 4)))),
     "an entry of a long array": (kernel(size=LONG), kernel(size=LONG_BUT_ONE)),
     "an array's last digits": (kernel(size=np.array([0.1])), kernel(size=np.array([0.1 + 1e-16]))),
+    "an array's dtype": (kernel(size=np.zeros(2, "float32")), kernel(size=np.zeros(2, "int32"))),
     "an array's shape": (kernel(size=np.zeros((2, 3))), kernel(size=np.zeros((3, 2)))),
     "an array in a tuple": (kernel(size=(LONG,)), kernel(size=(LONG_BUT_ONE,))),
     "a helper": (kernel(), kernel(helper=HELPER.replace("1.0", "2.0"))),

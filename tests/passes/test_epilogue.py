@@ -62,6 +62,8 @@ def test_a_product_that_its_gradient_wants_is_the_first_result() -> None:
     plan = plan_of(lambda x, w, dy: [fr.silu(x @ w), (x @ w) * dy], (2, 3), (3, 4), (2, 4))
     (node,) = (node for node in plan.nodes if node.op == "with_epilogue")
     assert parts_of(node.op, node.attrs)[0] == "matmul"
+    read = plan_of(lambda x, w, u: [fr.tanh(product := x @ w), product @ u], (2, 3), (3, 4), (4, 5))
+    assert [(node.op, node.attrs.get("kept")) for node in read.nodes] == [("with_epilogue", True), ("matmul", None)]
     asked = plan_of(lambda x, w: [product := x @ w, fr.tanh(product)], (2, 3), (3, 4))
     (node,) = asked.nodes
     assert node.attrs["kept"]
@@ -71,6 +73,7 @@ def test_a_product_that_its_gradient_wants_is_the_first_result() -> None:
 def test_what_is_of_another_shape_or_assigned_stays_apart() -> None:
     assert parts(plan_of(lambda x, w, b: (x @ w) + b, (1, 3), (3, 4), (2, 4))) == [["matmul"], ["add"]]
     assert parts(plan_of(lambda x, w: fr.max(x @ w), (2, 3), (3, 4))) == [["matmul"], ["max"]]
+    assert parts(plan_of(lambda x, v: fr.tanh(x @ v), (2, 3), (3,))) == [["matmul"], ["tanh"]]
 
     def assigned(x: Any, y: Any) -> Any:
         return fr.Variable(np.zeros((3, 3), np.float32), name="v").assign(fr.exp(x @ y))
@@ -90,6 +93,8 @@ def test_a_residual_of_a_batch_that_only_a_step_knows_is_joined_where_it_is_the_
         return x @ w + r * 0.5
 
     assert "with_epilogue" not in {node.op for node in plan_of(apart, (None, 4), (4, 3), (None, 3)).nodes}
+    twice = plan_of(lambda x, w: x @ w + fr.concat([x, x], 0), (None, 4), (4, 4))  # a row, and two
+    assert "with_epilogue" not in {node.op for node in twice.nodes}
     rng = np.random.default_rng(3)
     x, w, v = (rng.standard_normal(shape).astype("f") for shape in ((2, 5, 4), (4, 3), (3, 4)))
     with fr.Graph() as graph:

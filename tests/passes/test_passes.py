@@ -11,6 +11,7 @@ from pass_world import compiled, named, names
 from step_world import CLIENT, CLUSTER, DEAD, LOCAL, RandomGraph, evaluate, everywhere, meaning, run_plans
 
 import flowrt as fr
+from flowrt.base.attributes import as_attr, attr_key
 from flowrt.base.errors import FeedError, GraphError, PlacementError, SpecError
 from flowrt.base.plan import plan_from_data, plan_to_data
 from flowrt.base.spec import Spec
@@ -116,6 +117,12 @@ def test_what_differs_in_dtype_sign_device_or_state_stays_two() -> None:
         pairs.append((v.read(), v.read()))
     for pair in pairs:
         assert len(merge_common(prune(graph, pair, [], [])).nodes) == 2
+
+
+def test_attributes_that_are_not_the_same_have_keys_of_their_own() -> None:
+    numbers: list[Any] = [0, 0.0, -0.0, False, 1, 1.0, True, None, "1", (1,), (1.0,), (True,), ((1,),)]
+    arrays = [np.zeros(shape, dtype) for shape in (2, (2, 1), (1, 2)) for dtype in ("int32", "float32", "bool")]
+    assert len({attr_key(as_attr(value)) for value in numbers + arrays}) == len(numbers) + len(arrays)
 
 
 def test_what_waits_for_others_stays_beside_what_does_not() -> None:

@@ -21,7 +21,7 @@ from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.source import constant, placeholder
 from flowrt.ops.state import Variable
 from flowrt.optim import Momentum
-from flowrt.passes.place import place
+from flowrt.passes.place import place, with_halves
 from flowrt.passes.prune import prune
 
 PS, WORKER_0, WORKER_1 = (Device(job, task, "cpu", 0) for job, task in (("ps", 0), ("worker", 0), ("worker", 1)))
@@ -128,8 +128,15 @@ def test_conflicting_colocation_names_both_nodes() -> None:
 def test_a_device_that_does_not_exist_lists_those_that_do() -> None:
     with Graph(), device("/job:ps/task:7"):
         a = constant(1.0, name="a")
-    with pytest.raises(PlacementError, match=r"constant 'a' \(.*py:\d+\): there is no device /job:ps/task:7; there "):
+    with pytest.raises(
+        PlacementError, match=r"constant 'a' \(.*py:\d+\): there is no device /job:ps/task:7; there "
+    ) as no:
         placed([a])
+    assert "Options" not in str(no.value)
+    with Graph(), device("cuda:7"):
+        b = constant(1.0, name="b")
+    with pytest.raises(PlacementError, match=r"there is no device /device:cuda:7; there .*; fr.Options\(devices="):
+        placed([b])
 
 
 def test_an_op_without_a_kernel_there_says_where_it_has_one() -> None:
@@ -180,6 +187,28 @@ def test_kernels_decide_among_the_devices_of_an_open_constraint() -> None:
     assert placed([a], default=GPU_0, supports=except_on_cuda("exp")) == {"x": GPU_0, "a": WORKER_0}
 
 
+def test_what_has_inputs_chooses_before_what_has_none_and_follows_it() -> None:
+    with Graph():
+        a = exp(constant(1.0, name="x"), name="a")
+    assert placed([a], default=GPU_0, supports=except_on_cuda("exp")) == {"x": WORKER_0, "a": WORKER_0}
+
+
+def test_a_variable_lies_where_all_that_any_step_does_with_it_runs() -> None:
+    with Graph():
+        v = Variable([1.0], name="v")
+        v.assign_add([1.0])
+    for without, where in (("assign_add", WORKER_0), ("assign_sub", GPU_0)):
+        assert placed([v.read(name=without)], default=GPU_0, supports=except_on_cuda(without))[without] == where
+
+
+def test_floats_of_16_bits_are_supported_where_float32_is_unless_they_are_written() -> None:
+    able = with_halves(lambda op, dtypes, kind: kind == "cpu" and set(dtypes) == {np.dtype("float32")})
+    half, single, double = ([np.dtype(name)] * 2 for name in ("float16", "float32", "float64"))
+    found = [able(op, dtypes, "cpu") for op in ("exp", "assign") for dtypes in (half, single, double)]
+    assert found == [True, True, False, False, True, False]
+    assert not able("exp", half, "cuda")
+
+
 def test_gradients_run_where_their_forward_nodes_do() -> None:
     with Graph():
         x = placeholder("float32", (3,), name="x")
@@ -216,6 +245,13 @@ def test_rules_go_before_the_program() -> None:
         y = negative(v, name="y")
     rules = {"embedding/*": "/job:ps", "*": "/job:worker/task:0/device:cpu:0"}
     assert placed([y], rules=rules) == {"embedding/table/value": PS, "y": WORKER_0}
+
+
+def test_a_rule_for_the_names_of_a_variables_own_nodes_moves_it() -> None:
+    with Graph():
+        v = Variable([1.0], name="v")
+    assert placed([v.__tensor__()], rules={"v/*": "/job:ps"}) == {"v/value": PS}
+    assert placed([v.__tensor__()], rules={"v?/*": "/job:ps"}) == {"v/value": WORKER_0}
 
 
 def test_a_rule_for_a_users_name_does_not_move_the_variable() -> None:

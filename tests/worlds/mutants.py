@@ -106,7 +106,7 @@ TESTS = {
     "passes/order_state": ("test_order_state",),
     "passes/earliest_finish": ("test_earliest_finish",),
     "passes/partition": ("test_partition",),
-    "passes/place": ("test_place",),
+    "passes/place": ("test_place", "test_arrange"),
     "passes/bundle": ("test_bundling",),
     "passes/epilogue": ("test_epilogue",),
     "passes/gather": ("test_gather",),
