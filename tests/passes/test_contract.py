@@ -90,8 +90,8 @@ def test_where_there_are_switches_what_is_asked_for_its_shape_stays_as_that_may_
 def test_what_was_contracted_is_counted() -> None:
     with fr.Graph() as graph:
         feeds, _, y = layer()
-        other = fr.negative(feeds[0])
-    made = compile_step(graph, [y, other], [], feeds, StepTerms(devices=[CPU], default=CPU, supports=on_cpu))
+        others = [fr.negative(feeds[0]), fr.exp(feeds[0])]
+    made = compile_step(graph, [y, *others], [], feeds, StepTerms(devices=[CPU], default=CPU, supports=on_cpu))
     assert [dict(report.counts) for report in made.report if report.name == "contract"] == [{"products": 1}]
 
 

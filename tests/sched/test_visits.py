@@ -102,6 +102,18 @@ def test_visits_that_write_the_same_variable_come_one_after_another() -> None:
         assert list(session.run(count)) == [THREADS * STEPS, 2 * THREADS * STEPS]
 
 
+async def test_a_visit_lets_go_of_the_variables_that_it_wrote(visits: list[str]) -> None:
+    with fr.Graph() as graph, fr.device("arena:0"):
+        x = fr.placeholder("int64", (2,))
+        count = fr.Variable(np.zeros(2, np.int64), name="count")
+        add = count.assign_add(x)
+    async with fr.Session(graph, options=BOTH) as session:
+        for _ in range(3):
+            await session.run(add, {x: np.int64([1, 2])})
+        assert list(await session.run(count)) == [3, 6]
+    assert visits == ["run"] * 4
+
+
 def test_a_lane_that_is_called_answers_raises_and_ends() -> None:
     lanes = Lanes(1)
 
