@@ -137,7 +137,9 @@ def test_a_loop_inside_a_branch_is_counted_where_it_stacks_little(shape: Any, mo
                 return fr.while_loop(lambda i, y: i < end, lambda i, y: (i + 1, fr.sin(y)), (np.int64(0), x))[1]
 
             slope = fr.gradients([fr.cond(chosen, long, lambda x=x: x * 2)], [x])[0]
-        made = compile_step(graph, [slope], [], [chosen, x], StepTerms(devices=[DEVICE], default=DEVICE, supports=supports))
+        made = compile_step(
+            graph, [slope], [], [chosen, x], StepTerms(devices=[DEVICE], default=DEVICE, supports=supports)
+        )
         (plan,) = made.plans.values()
         bodies = [node.attrs[name] for node in plan.nodes for name in ("if_true", "if_false") if name in node.attrs]
         loops = [node for body in bodies for node in body.nodes if node.op == "loop" and node.attrs["cond"] is not None]

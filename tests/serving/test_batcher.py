@@ -184,10 +184,12 @@ async def test_what_waits_is_bounded_in_bytes_and_one_request_always_may() -> No
 async def test_one_that_is_cancelled_is_dropped_and_the_others_are_answered() -> None:
     async with batcher_of(doubling(), max_batch=2, max_delay=LONG) as batcher:
         given_up = asyncio.ensure_future(batcher.infer({"x": X[:1]}))
-        await until(lambda: batcher.waiting == 1)
+        await until(lambda: bool(batcher._forming._forming))
+        (forming,) = batcher._forming._forming.values()
         given_up.cancel()
         await asyncio.wait([given_up])
         assert (batcher.waiting, batcher.waiting_bytes) == (0, 0)
+        assert [request.arrays for request in forming] == [()]  # in no batch yet, and holding nothing
         other = await batcher.infer({"x": X[1:2]})
         np.testing.assert_array_equal(other["y"], X[1:2] * 2 + 1)
         assert batcher.metrics.ended == {"cancelled": 1, "ok": 1}
