@@ -334,6 +334,51 @@ def test_a_kind_of_ones_own_is_named_by_small_letters_and_is_not_the_host(kind: 
         fr.devices.register(kind, lambda: None)
 
 
+def test_what_is_registered_makes_the_kind() -> None:
+    with pytest.raises(fr.GraphError, match=r"what is registered as 'book' is called to make the kind, .*; got 7"):
+        fr.devices.register("book", 7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "says"),
+    [
+        ("Kind", "supports", None, "the kind of the devices 'arena', .* has no supports; see flowrt.devices.Kind"),
+        ("Arena", "close", None, "the driver of arena:0, .* has no close; see flowrt.devices.Driver"),
+        ("Kind", "open", lambda self, index: None, "the driver of arena:0, None, has no limit, allocate, "),
+        ("Kind", "count", lambda self: "2", "count.. of the devices 'arena' answers how many there are, .* got '2'"),
+        ("Kind", "supports", lambda self, op, dtypes: 1 // 0, "the devices 'arena' fail to say whether .* exp: Zero"),
+        (
+            "Arena",
+            "prepare",
+            lambda self, *given: None,
+            r"exp 'exp' \(.*: TypeError: prepare answers a kernel; got None",
+        ),
+        ("Arena", "close", lambda self: 1 // 0, "arena:0, closed: ZeroDivisionError: "),
+    ],
+)
+def test_what_is_wrong_with_a_device_of_ones_own_is_said(
+    arena: Any, monkeypatch: pytest.MonkeyPatch, where: str, name: str, value: Any, says: str
+) -> None:
+    of = getattr(arena, where.replace("Kind", "ArenaKind"))
+    if value is None:
+        monkeypatch.delattr(of, name)
+    else:
+        monkeypatch.setattr(of, name, value)
+    fr.devices.register("arena", arena.ArenaKind)
+    with fr.Graph() as graph, fr.device("arena:0"):
+        x = fr.placeholder("float32", (2,), name="x")
+        y = fr.exp(x)
+
+    def run() -> None:
+        with fr.BlockingSession(graph, options=ONE) as session:
+            session.run(y, {x: [0.0, 1.0]})
+
+    with pytest.raises(fr.FlowrtError, match=says):
+        run()
+    monkeypatch.undo()
+    fr.devices.register("arena", arena.ArenaKind)
+
+
 ASKED = """
 import asyncio, sys
 import flowrt as fr

@@ -57,7 +57,10 @@ def prepared(
     """The kernel of an op that a node asks for, on inputs and outputs of these specs. Errors name the node."""
     try:
         with Naming([node]):
-            return driver.prepare(op, *specs, attrs)
+            kernel = driver.prepare(op, *specs, attrs)
+            if not hasattr(kernel, "launch"):
+                raise TypeError(f"prepare answers a kernel; got {kernel!r}")
+            return kernel
     except GraphError as error:
         raise type(error)(f"{node.where()}: {error}") from error
 

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrt.base.errors import DeviceLost
+from flowrt.sched.devices.blame import Naming
 from flowrt.sched.devices.issuing import Issuer
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.replaying import may_size
@@ -86,6 +87,7 @@ class DriverDevice:
             self._lanes.close()
 
     def _let_go(self) -> None:
-        if not self._lost:
-            self._arena.settle()
-        self._driver.close()
+        with Naming((self.name,), ", closed"):
+            if not self._lost:
+                self._arena.settle()
+            self._driver.close()

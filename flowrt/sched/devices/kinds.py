@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrt.base.device import HOST_KIND
 from flowrt.base.errors import GraphError
 from flowrt.base.traits import Arranged, traits_of
 from flowrt.kernels.language.table import find_kernel
+from flowrt.sched.devices.driver import Driver, Kind
 from flowrt.sched.devices.names import HOST, check_names
 from flowrt.sched.regions.regions import CONSTANT, READ
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from flowrt.sched.devices.driver import Driver, Kind
-
+T = TypeVar("T")
 WITHOUT_KERNEL = frozenset({CONSTANT, READ, "assign", "bring", "shape_of", "no_op"})
 """What the scheduler does by itself on any device."""
 
@@ -35,6 +35,8 @@ def register(kind: str, make: Callable[[], Kind]) -> None:
     """
     if not isinstance(kind, str) or not re.fullmatch("[a-z][a-z0-9_]*", kind) or kind == HOST_KIND:
         raise GraphError(f"a kind of devices is named by small letters and digits, and not {HOST_KIND}; got {kind!r}")
+    if not callable(make):
+        raise GraphError(f"what is registered as {kind!r} is called to make the kind, so it is its class; got {make!r}")
     _kinds[kind] = make
     _made.pop(kind, None)
 
@@ -42,7 +44,7 @@ def register(kind: str, make: Callable[[], Kind]) -> None:
 def find_kind(name: str) -> Kind | None:
     """What knows the devices of a kind; None for one that nobody has registered."""
     if name not in _made and name in _kinds:
-        _made[name] = _kinds[name]()
+        _made[name] = _whole(_kinds[name](), f"the kind of the devices {name!r}", Kind)
     return _made.get(name)
 
 
@@ -54,7 +56,20 @@ def supports(op: str, dtypes: Sequence[np.dtype[Any]], kind: str) -> bool:
     traits = traits_of(op)
     if traits.update is not None and traits.update.whole is not None:
         return known.supports(traits.update.whole, [dtypes[0]] * 3)
-    return op in WITHOUT_KERNEL or traits.view is Arranged.RESHAPED or known.supports(op, dtypes)
+    if op in WITHOUT_KERNEL or traits.view is Arranged.RESHAPED:
+        return True
+    try:
+        return known.supports(op, dtypes)
+    except Exception as error:
+        raise GraphError(f"the devices {kind!r} fail to say whether they compute {op}: {error!r}") from error
+
+
+def _whole(made: T, what: str, protocol: type[Any]) -> T:
+    """What somebody has written, who may have forgotten some of it."""
+    wanted = [name for name in vars(protocol) if not name.startswith("_")]
+    if missing := [name for name in wanted if not hasattr(made, name)]:
+        raise GraphError(f"{what}, {made!r}, has no {', '.join(missing)}; see flowrt.devices.{protocol.__name__}")
+    return made
 
 
 def open_drivers(names: Iterable[str]) -> dict[str, Driver | None]:
@@ -89,6 +104,8 @@ def _there(kind: str) -> tuple[list[str], str]:
         count = known.count()
     except Exception as error:
         return [], str(error) or type(error).__name__
+    if not isinstance(count, int):
+        raise GraphError(f"count() of the devices {kind!r} answers how many there are, an int; got {count!r}")
     return [f"{kind}:{index}" for index in range(count)], "" if count else f"there is no {kind} device"
 
 
@@ -100,9 +117,11 @@ def _open(name: str, found: dict[str, Driver | None]) -> None:
     known = find_kind(kind)
     assert known is not None
     try:
-        found[name] = known.open(int(index))
+        driver = known.open(int(index))
     except Exception as error:
         _log.warning("%s is not used: %s: %s", name, type(error).__name__, error)
+    else:
+        found[name] = _whole(driver, f"the driver of {name}", Driver)
 
 
 class _Cuda:
