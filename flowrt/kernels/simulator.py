@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numba.core.types import Type
+from numba.np.numpy_support import as_dtype
 
 
 def mend_simulator() -> None:
@@ -30,7 +32,16 @@ def _shared_array(self: Any, shape: Any, dtype: Any) -> Any:
     """Numba's own looks through the whole stack for who asks."""
     caller = sys._getframe(1)
     place = caller.f_code, caller.f_lasti  # two may stand in a line
-    return self._allocations.setdefault(place, np.empty(shape, dtype))
+    if place not in self._allocations:
+        self._allocations[place] = unwritten(shape, as_dtype(dtype) if isinstance(dtype, Type) else dtype)
+    return self._allocations[place]
+
+
+def unwritten(shape: Any, dtype: Any) -> Any:
+    """An array in memory that nobody has written: as on a GPU that need not be zeros, so what reads it shows."""
+    found = np.empty(shape, dtype)
+    found.reshape(-1).view(np.uint8).fill(0xFF)  # a NaN, or -1
+    return found
 
 
 def _in_turns(block_thread: Any) -> Any:
@@ -93,7 +104,7 @@ class SimulatedGpu:
     libraries: Any = None
 
     def allocate(self, nbytes: int) -> Any:
-        return np.empty(nbytes, np.uint8)
+        return unwritten(nbytes, np.uint8)
 
     pinned = allocate
 
