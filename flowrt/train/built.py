@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from flowrt.base.device import Device, HeldTwice, SomeOf
+from flowrt.base.device import HOST_KIND, Device, HeldTwice, SomeOf
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.plain import shortened
@@ -123,7 +123,7 @@ class Built:
         self.floor: int = fewest(self.policy, least, self.replicas) if least else 0  # 0 where none come and go
         self.least: int = self.floor or self.policy.least(self.replicas)  # fewer do not train
         self._workers = _devices(worker_device, self.replicas)
-        self._servers = _devices(server_device, servers)
+        self._servers = _on_hosts(_devices(server_device, servers))
         self.nodes = tuple(Device.parse(worker).host for worker in self._workers)
         self.servers = tuple(Device.parse(server).host for server in self._servers)
         self._outside = current_scope()
@@ -385,6 +385,17 @@ def _devices(given: str | Sequence[str], count: int) -> tuple[str, ...]:
     if len(names) != count:
         raise GraphError(f"{user_site()}: {count} devices are needed, {len(names)} are given: {', '.join(names)}")
     return names
+
+
+def _on_hosts(servers: tuple[str, ...]) -> tuple[str, ...]:
+    """Servers, none of which is another device than a host's: what they tell lies in its memory."""
+    for name in servers:
+        if (kind := Device.parse(name).kind) not in (None, HOST_KIND):
+            raise GraphError(
+                f"{user_site()}: server_device={name!r}: servers' variables lie in their hosts' memory; leave out "
+                f"{kind}, on which replicas compute by worker_device"
+            )
+    return servers
 
 
 def _loss_and_metrics(answer: Any, who: str) -> tuple[Tensor, dict[str, Tensor]]:

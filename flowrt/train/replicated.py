@@ -49,9 +49,9 @@ class Replicated(Trainer):
         copies: With 2, each server's variables are held by the next one, too, which moves them by the same updates: a
             server may be lost, and nothing is. With 1, training goes back to a checkpoint then, if the session has any.
         name: Prefixes the names of what is built, and names the trainer on the nodes.
-        server_device: Where server ``{}`` is, or a device for each; empty for anywhere. Of as many servers as replicas,
-            "/job:worker/task:{}" has each worker hold a share of the variables, as in an all-reduce: as many as
-            there are shares of 16 KiB, as a smaller one costs more in messages than it spares.
+        server_device: Where server ``{}`` is, or a task for each; empty for anywhere. Its variables lie in that host's
+            memory. Of as many servers as replicas, "/job:worker/task:{}" has each worker hold a share of them, as in an
+            all-reduce: as many as there are shares of 16 KiB, as a smaller one costs more in messages than it spares.
         worker_device: Where replica ``{}`` is, or a device for each. With both empty, all may run in one process.
         late: What becomes of a batch whose update came late, or was lost with its replica: with "drop" nothing more,
             with "requeue" it is handed out again, before new ones, until an update of it is kept.

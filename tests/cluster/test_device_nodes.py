@@ -153,10 +153,18 @@ async def test_a_replica_without_memory_for_its_tower_is_gone_without_as_long_as
 @pytest.mark.timeout(120)
 async def test_a_device_that_no_node_has_is_told_with_those_there_are() -> None:
     graph, trainer = build("/device:arena:0")
-    wanted = r"there is no device .*arena:0; there are /job:ps/task:0/device:cpu:0"
-    async with fr.LocalCluster(ps=1, worker=2, imports=["arena"]) as cluster:
+    wanted = r"there is no device .*arena:0; there are /job:ps/task:0/device:arena:0, /job:ps/task:0/device:cpu:0"
+    devices = {"/job:ps/task:0": ("arena:0", "cpu:0")}
+    async with fr.LocalCluster(ps=1, worker=2, imports=["arena"], devices=devices) as cluster:
         with pytest.raises(fr.PlacementError, match=wanted):
             await train_on(graph, trainer, cluster)
+        with pytest.raises(fr.GraphError, match=r"ps/task:0: variable .* is on arena:0, .* add /device:cpu:0 to"):
+            await train_on(*build(""), cluster)
+
+
+def test_servers_keep_their_variables_in_their_hosts_memory() -> None:
+    with fr.Graph(), pytest.raises(fr.GraphError, match=r"nodes.py:\d+: server_device='.*arena:0': .* leave out arena"):
+        fr.train.Replicated(lambda inputs: None, {}, fr.optim.SGD(0.1), 1, server_device="/job:ps/device:arena:0")
 
 
 def test_devices_are_for_tasks_of_the_cluster() -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.device import CLIENT
-from flowrt.base.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
+from flowrt.base.errors import FlowrtError, GraphError, InternalError, RemoteError, StepCancelled, name_error
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import replace
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
@@ -274,7 +274,12 @@ class Iterations:
             return await self._host.lanes.run(_hash_of, values)
 
     def _version(self, container: str, name: str) -> int:
-        value = self._host.variables.find((container, name), _STEPS)
+        value: Any = self._host.variables.find((container, name), _STEPS)
+        if not (value is None or isinstance(value, np.ndarray)):
+            raise GraphError(
+                f"variable {name!r} is on {value.device.name}, and servers' variables lie in their hosts' memory: add "
+                "/device:cpu:0 to server_device"
+            )
         return -1 if value is None else int(value)
 
     def _begin_server(self, asked: BeginServer, epoch: str, plans: Plans) -> None:
