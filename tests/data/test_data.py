@@ -65,9 +65,12 @@ def test_an_epoch_has_every_row_once_and_the_next_one_in_another_order(rows: int
 
 def test_rows_in_blocks_come_from_a_few_blocks_at_a_time() -> None:
     order = BatchOrder(1000, 10, True, 1, 1, False, (50,) * 20, 4)
+    seen = set()
     for first in range(0, 100, 20):
         rows = np.concatenate([order.rows_of(identity) for identity in range(first, first + 20)])
         assert len(set(rows // 50)) == 4
+        seen.add(tuple(rows % 50))
+    assert len(seen) == 5  # each time in an order of its own
     assert len(set(order.rows_of(0) // 50)) > 1
 
 

@@ -18,6 +18,7 @@ from flowrt.net.door.tokens import new_token
 from flowrt.net.door.transport import Bounds
 from flowrt.net.master.master import Master
 from flowrt.net.node.node import NetworkNode
+from flowrt.net.stream.outbox import Outbox, Outgoing
 from flowrt.net.wire.frames import frame
 from flowrt.net.wire.messages import POSTED, register_kinds
 from flowrt.sched.host.host import Host
@@ -37,6 +38,32 @@ register_kinds(Note)
 
 
 # ── on a connection ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Written:
+    """What an outbox writes, where a transport would be."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Any] = []
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, piece: Any) -> None:
+        self.pieces.append(piece)
+
+
+async def test_a_frame_that_is_given_up_as_its_turn_comes_is_passed_over() -> None:
+    transport, taken = Written(), asyncio.get_running_loop().create_future()
+    outbox = Outbox(transport)  # type: ignore[arg-type]
+    outbox.pause()
+    outbox.put(Outgoing([b"given up"], None, taken))
+    outbox.put(Outgoing([b"next"]))
+    taken.cancel()  # who waits has not been told yet, and withdraws nothing
+    outbox.blocked = False
+    outbox.go_on()
+    assert transport.pieces == [b"next"]
+    assert len(outbox) == 0
 
 
 @on_both_loops_and_ways
