@@ -104,7 +104,7 @@ def _written(samples: Iterable[Sample]) -> str:
     lines: dict[str, list[str]] = {name: [] for name in HELP}
     for name, labels, value in samples:
         if value is not None:
-            told = ",".join(f'{label}="{_escaped(str(text))}"' for label, text in labels.items())
+            told = ",".join(f'{label}="{escaped(str(text))}"' for label, text in labels.items())
             lines[name].append(f"{_full(name)}{{{told}}} {_shown(value)}" if told else f"{_full(name)} {_shown(value)}")
     families = (
         [f"# HELP {_full(name)} {HELP[name]}.", f"# TYPE {_full(name)} {_kind(name)}", *each]
@@ -167,7 +167,8 @@ def _kind(name: str) -> str:
     return "counter" if name in COUNTERS else "gauge"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """A label's value as it stands between quotes."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 

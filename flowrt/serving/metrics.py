@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from flowrt.metrics import escaped
+
 KEPT = 4096
 QUANTILES = (0.5, 0.9, 0.99)
 
@@ -53,7 +55,7 @@ def text(models: Mapping[str, Metrics], waiting: Mapping[str, tuple[int, int]]) 
         lines.extend((f"# HELP flowrt_serving_{name} {about}", f"# TYPE flowrt_serving_{name} {kind}"))
         for model in models:
             for ending, labels, value in of(model):
-                lines.append(f'flowrt_serving_{name}{ending}{{model="{_escaped(model)}"{labels}}} {value:.12g}')
+                lines.append(f'flowrt_serving_{name}{ending}{{model="{escaped(model)}"{labels}}} {value:.12g}')
 
     family(
         "requests_total",
@@ -83,7 +85,3 @@ def _latency(metrics: Metrics) -> Iterable[tuple[str, str, float]]:
         yield "", f',quantile="{quantile:g}"', seconds
     yield "_sum", "", metrics.seconds
     yield "_count", "", metrics.ended["ok"]
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"')

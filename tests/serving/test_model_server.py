@@ -17,7 +17,7 @@ from yarl import URL
 
 import flowrt as fr
 from flowrt.base.errors import AuthenticationError, BrokenStream, GraphError, ResourceError
-from flowrt.serving import Batching, http, protocol
+from flowrt.serving import Batching, http, metrics, protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,6 +242,13 @@ async def test_a_fault_of_the_server_is_answered_in_json_and_told_to_the_log(
         assert await client.post(asking(X)) == (500, {"error": "there was no answer"})
         assert "POST /v2/models/m/infer" in caplog.text
         assert "of its own" in caplog.text
+
+
+def test_metrics_are_a_line_each_whatever_a_model_is_called() -> None:
+    name = 'two "lines"\nof \\ text'
+    told = metrics.text({name: metrics.Metrics()}, {name: (1, 2)}).splitlines()
+    assert all(line.startswith(("# ", "flowrt_serving_")) for line in told)
+    assert r'flowrt_serving_waiting_bytes{model="two \"lines\"\nof \\ text"} 2' in told
 
 
 async def test_metrics_are_prometheuss() -> None:
