@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, SpecError, user_site
+from flowrt.base.plain import unmasked
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.data.columns import ColumnTable, Pairs, checked_columns, chosen, converted, read
@@ -100,8 +101,11 @@ def arrays(
     """
     if not isinstance(columns, Mapping):
         raise GraphError(f"{user_site()}: arrays takes {{name: array}}, not {type(columns).__name__}")
-    found = {name: np.asarray(array) for name, array in columns.items()}
     what = "a source of arrays"
+    try:
+        found = {name: np.asarray(unmasked(array)) for name, array in columns.items()}
+    except SpecError as error:
+        raise GraphError(f"{user_site()}: {what}: {error}") from None
     _, specs, order = _checked(what, found, None, batch, shuffle, seed, epochs, remainder)
     plain = tuple((name, np.ascontiguousarray(found[name], spec.dtype)) for name, spec in specs)
     return Arrays(plain, order)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from flowrt.base.errors import FeedError, GraphError, how_to_bring, user_site
-from flowrt.base.plain import shortened
+from flowrt.base.plain import shortened, unmasked
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.data.order import BatchOrder, Rows, checked_order
@@ -79,7 +79,7 @@ class _Calls(Table):
         found = self._function(rows, **more)
         if not isinstance(found, Mapping):
             raise FeedError(f"{self._name} answers {{name: array}}, not {shortened(found)}")
-        return {name: np.asarray(value) for name, value in found.items()}
+        return {name: np.asarray(unmasked(value)) for name, value in found.items()}
 
 
 @brief

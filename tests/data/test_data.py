@@ -236,6 +236,10 @@ def test_a_function_answers_from_rows_and_a_generator_of_the_batch() -> None:
         (lambda: fr.data.arrays(COLUMNS, batch=8, epochs=0), "epochs is"),
         (lambda: fr.data.arrays(COLUMNS, batch=8, remainder="keep"), "'drop' or 'short', not 'keep'"),
         (lambda: fr.data.arrays({"a": np.array(["x"])}, batch=1), "<U1"),
+        (
+            lambda: fr.data.arrays({"a": np.ma.array([1.0, 2.0], mask=[1, 0])}, batch=1),
+            "entries of the array are masked",
+        ),
         (lambda: fr.data.npz("absent.npz", batch=8), "absent.npz"),
         (lambda: fr.data.npz(__file__, batch=8), "no npz file"),
         (lambda: fr.data.npy({"a": "absent.npy"}, batch=8), "absent.npy"),
