@@ -60,7 +60,7 @@ def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]], ways: tuple[str
     async def bounded() -> None:
         gc.collect()
         before = sockets()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             await test()
         gc.collect()
         for _ in range(5):  # what was closed gets the turns it needs to end
