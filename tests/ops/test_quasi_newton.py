@@ -318,7 +318,11 @@ def test_what_lbfgs_cannot_do_is_an_error_that_says_what_can_be_done() -> None:
             fr.optim.LBFGS(evaluations=2.5)  # type: ignore[arg-type]
 
 
-async def test_training_that_is_restored_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+async def test_training_that_is_restored_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLOWRT_FUSED", "wait")  # each step runs the same kernels
+
     def build() -> tuple[fr.Graph, Any, Any]:
         with fr.Graph() as graph:
             x = fr.Variable(np.tile([-1.2, 1.0], 3), name="x")
