@@ -71,6 +71,7 @@ async def test_what_leads_is_there_before_the_rest_is_begun(lead: bool, monkeypa
         return begin(self, *of)
 
     monkeypatch.setattr(RegionRunner, "run", note)
+    monkeypatch.setattr("flowrt.sched.running.INLINE_SECONDS", 0)  # however short they are here: what is, need not wait
     async with asyncio.timeout(60), ready(lead=lead) as (host, executor):
         for number in range(3):
             await run(host, executor, number, taken)
