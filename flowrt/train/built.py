@@ -41,7 +41,7 @@ from flowrt.train.compression import checked_compression
 from flowrt.train.local import LocalCopies as LocalCopies
 from flowrt.train.local import LocalTower, apply_differences, build_local, outer_of
 from flowrt.train.scaling import scale_of
-from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, SharedVariable
+from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, SharedVariable, fewest_on
 from flowrt.train.statistics import Tally
 from flowrt.train.updates import Gradient, all_finite, fed_like, mean_of, of_rows, parts_of
 
@@ -130,7 +130,7 @@ class Built:
         self.name = self.graph.claim_name(name, "replicated")
         self.container = self._outside.container
         shares = len({*self.servers}) > 1 and not {*self.servers}.isdisjoint(self.nodes)
-        self._where = Servers(self._servers, split_above, self.copies if shares else None)
+        self._where = Servers(self._servers, split_above, fewest_on(self.servers, self.copies) if shares else None)
         self.tally = Tally(self.replicas)
         with name_scope(self.name.removeprefix(self._outside.prefix)):
             self._build(loss_fn, optimizer)

@@ -40,7 +40,7 @@ class Servers:
     """Where variables go: each, or each part of one, to the server that has the fewest bytes so far.
 
     One of more than ``bound`` bytes is split by its rows, into a part for each server. With ``least`` no more servers
-    than these are used beyond what variables are worth: one for each `SHARE` bytes of what is not split.
+    than these are used beyond what variables are worth: one for each `SHARE` bytes, to which what is split is no bound.
     """
 
     def __init__(self, devices: Sequence[str], bound: int | None = None, least: int | None = None) -> None:
@@ -67,6 +67,11 @@ class Servers:
         self._bytes[server] += nbytes
         self.used = max(self.used, server + 1)
         return server
+
+
+def fewest_on(tasks: Sequence[str], count: int) -> int:
+    """How many of the first servers are on ``count`` tasks; all, if they are on fewer."""
+    return next((n for n in range(1, len(tasks)) if len({*tasks[:n]}) == count), len(tasks))
 
 
 class FirstCopy:

@@ -111,6 +111,8 @@ def test_no_more_workers_hold_a_share_than_variables_are_worth_a_message() -> No
     assert held_by(*few, **SHARES) == ([800], tasks[:1])
     assert held_by(*many, **SHARES) == ([3012, 9000, 9000, 3000], tasks)
     assert held_by(*few, copies=2, **SHARES) == ([400, 400], tasks[:2])
+    two = SHARES | {"server_device": ["/job:worker/task:0"] * 2 + ["/job:worker/task:1"] * 2}
+    assert held_by(*few, copies=2, **two)[1] == (tasks[0], tasks[0], tasks[1])
     assert held_by(*few) == ([200] * 4, tuple(f"/job:ps/task:{number}" for number in range(4)))
     assert held_by(*few, server_device="/job:worker/task:0") == ([200] * 4, tasks[:1] * 4)
     assert held_by(2000, split_above=4000, **SHARES) == ([500] * 4, tasks)

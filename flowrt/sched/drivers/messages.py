@@ -180,7 +180,10 @@ class Wants:
 
 @valueclass
 class Failed:
-    """To server 0: ``version`` could not be computed by a replica, or, where that is -1, applied by ``server``."""
+    """To server 0: ``version`` could not be computed by a replica, or, where that is -1, applied by ``server``.
+
+    Where both are told, it is the server that could not do what the replica asked of it; else that is -1.
+    """
 
     run: int
     version: int

@@ -406,7 +406,7 @@ class Replica:
         role = self.role
         self._done, self.watch.phase = version, Phase.POSTED
         self._see_all(version)  # no update will
-        self.way.post(role.servers[0], Failed(role.run, version, role.replica, 0, *name_error(error)))
+        self.way.post(role.servers[0], Failed(role.run, version, role.replica, -1, *name_error(error)))
 
 
 def _read(batch: Sequence[Any] | Unread) -> Sequence[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import (
     DeviceLost,
-    FlowrtError,
     GraphError,
     LinkBroken,
     NodeLost,
@@ -49,7 +48,7 @@ from flowrt.sched.policies import asking, policy_from_data
 from flowrt.sched.server.reporting import Reporting
 from flowrt.sched.versions.batched import held_by
 from flowrt.sched.versions.coordinator import Coordinator
-from flowrt.sched.versions.ledger import Cause, Stuck
+from flowrt.sched.versions.ledger import Cause
 from flowrt.sched.versions.steady import Steady
 
 if TYPE_CHECKING:
@@ -418,8 +417,7 @@ class Coordination:
         if self._end is not None or (stuck := self._value.stuck()) is None:
             return
         if stuck.cause is not Cause.EXHAUSTED or self._counted >= self.version:
-            failed = {} if self._role.floor else self._reporting.failed  # else other nodes may come
-            self.end(*_why(stuck, self._role.replicas, failed))
+            self.end(*self._reporting.why(stuck, self._role.replicas, bool(self._role.floor)))
 
     def _applied(self, server: int, version: int, now: float, square: float) -> None:
         made = self._steady.publish(server, version, now, square)
@@ -457,11 +455,13 @@ class Coordination:
 
     def _do_without(self, failed: Failed) -> None:
         """Go on without an update that could not be computed, where the next one may be well and, if memory was short,
-        others come that are enough; else the run ends of that error."""
-        replica = failed.replica
+        others come that are enough; else the run ends of that error, as where it is a server that has no memory."""
+        replica, short = failed.replica, failed.error == ResourceError.__name__
         value = self._value.lost(replica).joined(replica)
-        stuck = value.stuck() if failed.error == ResourceError.__name__ else None
-        if failed.error in PASSING and (stuck is None or stuck.cause is Cause.EXHAUSTED):
+        stuck = value.stuck() if short else None
+        if short and failed.server >= 0:
+            self._stop(failed, self._role.servers[failed.server])
+        elif failed.error in PASSING and (stuck is None or stuck.cause is Cause.EXHAUSTED):
             self._value = value
             self._reporting.failed[replica] = failed
         else:
@@ -480,21 +480,3 @@ class Coordination:
         self.end(failed.error, failed.text if here else f"on {where}: {failed.text}")
         if failed.replica < 0:  # what was ordered is not going to be applied by all
             self._finish()
-
-
-def _why(stuck: Stuck, nodes: Sequence[str], failed: Mapping[int, Failed]) -> tuple[str, str]:
-    """Why a run ends that is stuck; nothing where its batches have come to their end.
-
-    ``failed`` says of replicas why they could not compute the open version.
-    """
-    match stuck.cause:
-        case Cause.EXHAUSTED:
-            return "", ""
-        case Cause.LOST:
-            errors = [failed[replica] for replica in stuck.lost if replica in failed]
-            short = any(each.error == ResourceError.__name__ for each in errors)
-            text = "; ".join([stuck.told(nodes), *(f"replica {each.replica}: {each.text}" for each in errors)])
-            return (ResourceError if short else NodeLost).__name__, text
-        case Cause.REFUSED:
-            text = f"{stuck.told(nodes)}; lower the learning rate, or clip the gradients by optim.clip_by_global_norm"
-            return FlowrtError.__name__, text

@@ -1,4 +1,4 @@
-"""What server 0 tells of a version that all have applied, put together from what came with its updates.
+"""What server 0 tells of a version that all have applied, or of one that cannot close, from what came of its updates.
 
 Law: it decides nothing. What is kept of an update is the newest of each replica, as long as that may count.
 """
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from flowrt.base.errors import FlowrtError, NodeLost, ResourceError
 from flowrt.sched.drivers.messages import Failed, Report, Update, make_report
 from flowrt.sched.policies.noise import NoiseScale
-from flowrt.sched.versions.ledger import Outcome
+from flowrt.sched.versions.ledger import Cause, Outcome
 
 if TYPE_CHECKING:
+    from flowrt.sched.versions.ledger import Stuck
     from flowrt.sched.versions.steady import SteadyVersion
 
 OUTCOMES = tuple(Outcome)
@@ -99,6 +101,29 @@ class Reporting:
         )
         self._heard, self.whole, self.failed = {}, {}, {}
         return report
+
+    def why(self, stuck: Stuck, nodes: Sequence[str], floor: bool) -> tuple[str, str]:
+        """Why a run ends that is stuck: nothing where its batches have come to their end.
+
+        What replicas had no memory for is told where their updates would have been enough; unless there is a ``floor``
+        and others are waited for, who are lost.
+        """
+        failed = self.failed.values()
+        short = {each.replica: each.text for each in failed if each.error == ResourceError.__name__}
+        match stuck.cause:
+            case Cause.EXHAUSTED:
+                enough = short and len(stuck.able) + len(stuck.refused) + len(short) >= stuck.needed
+                told = [f"on {nodes[replica]}: {short[replica]}" for replica in sorted(short)]
+                return (ResourceError.__name__, "; ".join(told)) if enough else ("", "")
+            case Cause.LOST:
+                if floor:
+                    short = {}
+                error = ResourceError if short.keys() >= {*stuck.lost} else NodeLost
+                told = [f"replica {replica}: {text}" for replica, text in sorted(short.items())]
+                return error.__name__, "; ".join([stuck.told(nodes), *told])
+            case Cause.REFUSED:
+                help = "lower the learning rate, or clip the gradients by optim.clip_by_global_norm"
+                return FlowrtError.__name__, f"{stuck.told(nodes)}; {help}"
 
     def forget(self, oldest: Callable[[int], int]) -> None:
         """Forget what came with updates that count no more: ``oldest`` says by replica which versions' still do."""

@@ -13,7 +13,7 @@ from iteration_world import RUN, World, begun
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import RemoteError
 from flowrt.sched.drivers.inquiries import Lacking, Look, Settle
-from flowrt.sched.drivers.messages import ApplyOrder, Ended, Held, Lost, NewVersion, Stop, Update
+from flowrt.sched.drivers.messages import ApplyOrder, Ended, Failed, Held, Lost, NewVersion, Stop, Update
 from flowrt.sched.runs import iterations as iterations_module
 from flowrt.sched.runs.iterations import left_from_data
 from flowrt.sched.server.reporting import OUTCOMES
@@ -350,9 +350,39 @@ async def test_where_a_replica_is_lost_beside_one_without_memory_the_run_ends_wi
         made.settle()
         ended = made.ended()
         assert ended is not None
-        assert ended.error == "ResourceError"
+        assert ended.error == "NodeLost"
         assert "replicas lost [0, 1]" in ended.text
         assert ended.text.endswith("; replica 0: out of memory: no room")
+
+
+@pytest.mark.parametrize("version", [0, 1])
+async def test_batches_that_only_replicas_without_memory_had_left_are_not_gone_in_silence(version: int) -> None:
+    async with world(2, take=1) as made:
+        made.allow(9, totals=(version + 1, version))
+        for number in range(version):
+            made.give(0, number + 1)
+            made.settle()
+            made.give(1, number + 1)
+            made.settle()
+        made.towers[0].compute = short_of_memory
+        made.give(0, version + 1)
+        made.settle()
+        made.allow(9, len(made.reports()), totals=(version + 1, version))
+        made.settle()
+        ended = made.ended()
+        assert ended is not None
+        assert (ended.error, ended.text) == ("ResourceError", "on /job:worker/task:0: out of memory: no room")
+
+
+async def test_a_server_without_memory_for_what_a_replica_asks_ends_the_run() -> None:
+    async with world(3, 2, take=2) as made:
+        made.allow(9)
+        made.settle()
+        made.nodes[made.servers[0]].hear(made.servers[1], Failed(RUN, 0, 1, 1, "ResourceError", "out of memory: rows"))
+        made.settle()
+        ended = made.ended()
+        assert ended is not None
+        assert (ended.error, ended.text) == ("ResourceError", f"on {made.servers[1]}: out of memory: rows")
 
 
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
