@@ -25,7 +25,7 @@ from flowrt.ops.shape import stack
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import zeros_like
 from flowrt.ops.state import Variable, only_if, variables_from
-from flowrt.optim.optimizer import Optimizer, by_parts
+from flowrt.optim.optimizer import Optimizer, by_parts, is_number
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
@@ -53,7 +53,7 @@ class LossScaled(Optimizer):
         if not isinstance(optimizer, Optimizer):
             raise GraphError(f"{user_site()}: a loss is scaled for an optimiser, not {optimizer!r:.80}")
         super().__init__(optimizer.lr)
-        if not isinstance(scale, (int, float, np.floating)) or not LEAST <= scale <= MOST or np.frexp(scale)[0] != 0.5:
+        if not is_number(scale) or not LEAST <= scale <= MOST or np.frexp(scale)[0] != 0.5:
             got = f"{scale!r:.80}"
             raise GraphError(f"{user_site()}: a loss is scaled by a power of two from 2**-14 to 2**24, not {got}")
         if grow_every is not None and (not isinstance(grow_every, int) or grow_every < 1):

@@ -43,9 +43,12 @@ def graph_from_bytes(data: bytes) -> Graph:
     Raises `BrokenStream` for what is no graph, and `GraphError` where an op is not known here or does not accept its
     inputs and attributes.
     """
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise GraphError(f"{user_site()}: a graph is read of the bytes that to_bytes wrote, not of {data!r:.80}")
-    return graph_from_data(unpack(data))
+    try:
+        view = memoryview(data).cast("B")  # of arrays and mapped files, too
+    except (TypeError, ValueError):
+        told = f"a graph is read of the bytes that to_bytes wrote, not of {data!r:.80}"
+        raise GraphError(f"{user_site()}: {told}") from None
+    return graph_from_data(unpack(view))
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

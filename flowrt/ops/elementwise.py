@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.plain import common_dtype
+from flowrt.base.plain import common_dtype, default_dtype, is_weak
 from flowrt.base.spec import Spec, computed, is_float, is_half
 from flowrt.base.tracebacks import brief
+from flowrt.op import as_value
 from flowrt.ops.comparison import equal, greater, less
 from flowrt.ops.inference import as_float, broadcast, carry, carry_each, described, merged
 from flowrt.typed import op
@@ -60,6 +64,7 @@ __all__ = [
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+_OPERANDS = frozenset({"x", "scale", "offset", "epsilon"})  # of functions made of several ops
 FAR = 40.0  # exp(-FAR²) is 0 as a float
 
 
@@ -325,20 +330,42 @@ def widened(x: Any) -> Any:
 
 def rounded_once(function: F) -> F:
     """Decorator of a function made of several ops: of floats of 16 bits these compute in float32, and its answers alone
-    are rounded. So no square or sum in between is beyond what such floats hold."""
+    are rounded. So no square or sum in between is beyond what such floats hold.
+
+    The first answer is of the dtype that its ops come to, the statistics after it of the dtype of ``x``.
+    """
+    takes = signature(function)
 
     @brief
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        tensors = [x.dtype for x in (*args, *kwargs.values()) if hasattr(x, "dtype") and is_float(x.dtype)]
-        if not any(map(is_half, tensors)):
-            return function(*args, **kwargs)
-        dtype = common_dtype(tensors)
-        found = function(*map(_wide, args), **{name: _wide(value) for name, value in kwargs.items()})
-        return tuple(as_of(y, dtype) for y in found) if isinstance(found, tuple) else as_of(found, dtype)
+        try:
+            given = takes.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # which says what it takes
+        with located(function.__name__):
+            operands = {name: _settled(x) for name, x in given.items() if name in _OPERANDS and x is not None}
+            strong = {name: _dtype_of(x) for name, x in operands.items() if not is_weak(x)}
+            dtypes = strong or {"x": common_dtype([given["x"]])}
+            halves = [name for name, dtype in dtypes.items() if is_half(dtype)]
+            if "x" in dtypes and not is_float(dtypes["x"]):
+                dtypes["x"] = np.dtype(np.float64)
+            dtype = common_dtype(list(dtypes.values())) if halves else None
+            operands.update({name: widened(operands[name]) for name in halves})
+        found = function(**{**given, **operands})
+        if dtype is None:
+            return found
+        if not isinstance(found, tuple):
+            return as_of(found, dtype)
+        return as_of(found[0], dtype), *(as_of(y, dtypes.get("x", dtype)) for y in found[1:])
 
     return cast("F", called)
 
 
-def _wide(x: Any) -> Any:
-    return widened(x) if hasattr(x, "dtype") and is_half(x.dtype) else x
+def _settled(x: Any) -> Any:
+    """``x``, lists that hold tensors as one."""
+    return as_value(x) if isinstance(x, (list, tuple)) else x
+
+
+def _dtype_of(x: Any) -> Any:
+    return x.dtype if hasattr(x, "__tensor__") or hasattr(x, "builder") else default_dtype(x)

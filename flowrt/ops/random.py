@@ -20,6 +20,7 @@ from flowrt.base.attributes import frozen
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import located
+from flowrt.base.plain import as_dtype_of
 from flowrt.base.spec import as_dtype, is_float, is_half
 from flowrt.graph import Graph
 from flowrt.op import as_value, builder_for
@@ -170,11 +171,18 @@ def uniform(
     """
     least, limit = _number("low", low), _number("high", high)
     seed, stream, iterations = _key("random_uniform", shape, seed, name)
-    if not is_half(as_dtype(dtype)):
+    edge = _rounded_edge(least, limit, as_dtype(dtype))
+    if edge is None:
         return random_uniform(shape, iterations, least, limit, dtype, seed, stream, name=name)
-    half = as_dtype(dtype).type
-    drawn = random_uniform(shape, iterations, least, limit, dtype, seed, stream)
-    return minimum(drawn, np.nextafter(half(limit), half(least)), name=name)  # of what is rounded up to the limit
+    return minimum(random_uniform(shape, iterations, least, limit, dtype, seed, stream), edge, name=name)
+
+
+def _rounded_edge(least: float, limit: float, dtype: np.dtype[Any]) -> Any:
+    """The largest number below ``limit`` in a dtype of 16 bits where numbers are rounded up to that; None elsewhere."""
+    if not is_half(dtype):
+        return None
+    low, high = as_dtype_of(least, dtype), as_dtype_of(limit, dtype)
+    return np.nextafter(high, low) if float(high) >= limit else None
 
 
 @located("log_uniform")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.locating import fitting
+from flowrt.base.spec import is_half
 from flowrt.op import as_value
 from flowrt.ops.elementwise import add_n, as_of, divide, maximum, multiply, sqrt, square, widened
 from flowrt.ops.inference import described
@@ -54,5 +55,6 @@ def _scaled(gradient: Any, scale: Any) -> Any:
     if isinstance(gradient, SplitGradient):
         return gradient.map(lambda part: _scaled(part, scale))
     if not isinstance(gradient, IndexedSlices):
-        return as_of(multiply(gradient, scale), described(gradient).dtype)
+        dtype, scaled = described(gradient).dtype, multiply(gradient, scale)
+        return as_of(scaled, dtype) if is_half(dtype) else scaled
     return replace(gradient, values=_scaled(gradient.values, scale))

@@ -175,13 +175,17 @@ def _checked_pairs(pairs: Any) -> list[tuple[Any, Variable]]:
 
 def checked_number(name: str, value: Any) -> Any:
     """``value``, if it is a finite number or a tensor; raises `GraphError` with the ``name`` that it has."""
-    try:
-        fits = isinstance(value, (int, float, np.generic, np.ndarray)) and np.ndim(value) == 0 and math.isfinite(value)
-    except (TypeError, OverflowError):  # of no number, and of one beyond all floats
-        fits = False
-    if not (fits or hasattr(value, "__tensor__")):
+    if not (is_number(value) or hasattr(value, "__tensor__")):
         raise GraphError(f"{user_site()}: {name} is a finite number or a scalar tensor, not {value!r:.80}")
     return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is one finite number, of Python or NumPy."""
+    try:
+        return isinstance(value, (int, float, np.generic, np.ndarray)) and np.ndim(value) == 0 and math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):  # of no number, and of one beyond all floats
+        return False
 
 
 class Common:

@@ -46,7 +46,10 @@ def scalar(name: str, value: Any) -> None:
 
 @brief
 def histogram(name: str, value: Any, *, buckets: int = BUCKETS) -> None:
-    """Have the graph that is built tell how the entries of ``value`` are distributed, such as a variable's."""
+    """Have the graph that is built tell how the entries of ``value`` are distributed, such as a variable's.
+
+    There are up to 65,536 ``buckets``.
+    """
     entries = value.values if isinstance(value, IndexedSlices) else value
     _note(Summary("histogram", name, counted(buckets, "buckets", MOST_BUCKETS)), entries, lambda dims: True, "a tensor")
 

@@ -112,7 +112,8 @@ class Writer:
             self.scalar(name, value, step)
 
     def histogram(self, name: str, values: Any, step: int, *, buckets: int = BUCKETS) -> None:
-        """How numbers, of any shape, are distributed; those that are not finite are left out, as the log says."""
+        """How numbers, of any shape, are distributed, in up to 65,536 ``buckets``; those that are not finite are left
+        out, as the log says."""
         array = _copied(values.values if isinstance(values, IndexedSlices) else values, name)
         make = partial(
             self._events.histogram,

@@ -383,3 +383,87 @@ def test_random_numbers_are_never_the_limit_that_is_left_out(half: str) -> None:
     assert_same(found[~reached], rounded[~reached])
     assert (found[reached].astype("float32") < 3).all()
     assert (fr.random.uniform((4,), 2.0, 2.0, half, seed=3) == 2).all()
+
+
+H, X = np.full(4, 1.1, np.float16), np.array([[1, 2, 3, 5], [3, 2, 6, 0]], np.float16)
+normed, batched = fr.nn.layer_norm, fr.nn.batch_norm
+
+
+@pytest.mark.parametrize(
+    ("answer", "dtypes"),
+    [
+        (lambda: normed(X, epsilon=np.float32(1e-5)), ["float16"]),
+        (lambda: normed(X, epsilon=np.array(1e-5, "float32")), ["float32"]),
+        (lambda: normed(X, np.float64(2)), ["float16"]),
+        (lambda: fr.norm(X, np.float32(np.inf), 0), ["float16"]),
+        (lambda: normed(X.astype("int64"), H), ["float64"]),
+        (lambda: normed(X.astype("int8"), H, H), ["float64"]),
+        (lambda: normed(X, np.arange(4)), ["float64"]),
+        (lambda: normed([[1, 2, 3, 4]], H), ["float16"]),
+        (lambda: batched(X, H.astype("float32"), axis=(0,)), ["float32", "float16", "float16"]),
+        (lambda: batched(X.astype("int64"), H, axis=(0,)), ["float64"] * 3),
+        (lambda: batched(X.astype("float32"), H, axis=(0,)), ["float32"] * 3),
+    ],
+)
+def test_what_is_rounded_once_is_of_the_dtype_its_ops_come_to(answer: Any, dtypes: list[str]) -> None:
+    found = answer()
+    assert [y.dtype for y in (found if isinstance(found, tuple) else (found,))] == dtypes
+
+
+def test_numbers_of_16_bits_in_lists_are_rounded_once() -> None:
+    assert_same(fr.norm([np.float16(300), np.float16(400)]), np.float16(500))
+
+
+class Foreign:
+    """An array of another library, with a dtype of its own."""
+
+    dtype = "other.float32"
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return X.astype("float32")
+
+
+@pytest.mark.parametrize("function", [fr.norm, fr.var, fr.std, fr.logsumexp, normed, batched])
+def test_arrays_of_other_libraries_are_taken_where_answers_are_rounded_once(function: Any) -> None:
+    about = {"axis": (0,)} if function is batched else {}
+    found, expected = function(Foreign(), **about), function(X.astype("float32"), **about)
+    assert_same(*(y[0] if isinstance(y, tuple) else y for y in (found, expected)))
+
+
+@pytest.mark.parametrize(
+    ("called", "what"),
+    [
+        (lambda: fr.norm(np.ma.array(X, mask=X > 4)), "norm"),
+        (lambda: normed(np.ma.array(X, mask=X > 4)), "layer_norm"),
+        (lambda: normed(X, np.ones(4, ml_dtypes.float8_e4m3fn)), "layer_norm"),
+    ],
+)
+def test_what_is_no_tensor_is_told_with_the_op_and_the_line(called: Any, what: str) -> None:
+    with pytest.raises(fr.SpecError, match=rf"^{what} \(.*test_halves.py:\d+\): "):
+        called()
+
+
+@pytest.mark.parametrize(
+    ("gradients", "expected"),
+    [
+        ([np.array([3, 4])], [np.array([0.6, 0.8])]),
+        ([[3, 4]], [np.array([0.6, 0.8])]),
+        ([np.array([3.0]), np.array([4], "float32")], [np.array([0.6]), np.array([0.8])]),
+        (
+            [np.array([3], "float16"), np.array([4], "float32")],
+            [np.array([0.6], "float16"), np.array([0.8], "float32")],
+        ),
+    ],
+)
+def test_clipped_gradients_of_16_bits_alone_keep_their_dtype(gradients: Any, expected: Any) -> None:
+    for found, each in zip(fr.optim.clip_by_global_norm(gradients, 1.0)[0], expected, strict=True):
+        assert found.dtype == each.dtype
+        np.testing.assert_allclose(found, each, rtol=1e-3)
+
+
+def test_random_numbers_reach_a_limit_that_is_rounded_down_and_none_is_beyond_their_dtype() -> None:
+    assert fr.random.uniform((1 << 14,), 1.0, 1.0001, "float16", seed=1).max() == 1
+    assert fr.random.uniform((1 << 14,), 0.0, 1.0004, "float16", seed=1).max() == 1
+    assert fr.random.uniform((1 << 16,), 65_000.0, 65_510.0, "float16", seed=1).max() == 65_504
+    with pytest.raises(fr.SpecError, match=r"uniform \(.*test_halves.py:\d+\): 70000.0 does not fit float16"):
+        fr.random.uniform((4,), 0.0, 70_000.0, "float16")

@@ -176,10 +176,15 @@ async def test_the_scale_keeps_gradients_that_float16_would_lose() -> None:
     assert moved[1] == pytest.approx(1e-8, rel=1e-3)
 
 
-@pytest.mark.parametrize("scale", [3.0, 0.0, float("nan"), 2.0**40])
-def test_scales_that_would_round_are_refused(scale: float) -> None:
+@pytest.mark.parametrize("scale", [3.0, 0.0, float("nan"), 2.0**40, np.array("a"), np.array([2.0])])
+def test_scales_that_would_round_are_refused(scale: Any) -> None:
     with pytest.raises(fr.GraphError, match=r"test_precision.py:\d+: a loss is scaled by a power of two"):
         fr.LossScaled(fr.optim.SGD(0.1), scale)
+
+
+@pytest.mark.parametrize("scale", [np.int64(1024), np.int32(1024), np.array(1024.0), np.float32(1024)])
+def test_numpys_numbers_are_scales(scale: Any) -> None:
+    assert fr.LossScaled(fr.optim.SGD(0.1), scale).scale == 1024
 
 
 def replicated(optimizer: fr.optim.Optimizer, policy: Any = None) -> tuple[fr.Graph, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,17 @@ def test_a_graph_comes_back_equal() -> None:
     assert [n.name for n in back.nodes] == [n.name for n in graph.nodes]
     assert [str(n.site) for n in back.nodes] == [str(n.site) for n in graph.nodes]
     assert (back.seed, back.finalized) == (7, False)
+
+
+def test_graphs_are_read_of_any_buffer() -> None:
+    data = sample().to_bytes()
+    with mmap.mmap(-1, len(data)) as mapped:
+        mapped[:] = data
+        for buffer in (bytearray(data), memoryview(data), np.frombuffer(data, np.uint8), mapped):
+            assert Graph.from_bytes(buffer).to_bytes() == data
+    for other in ("x", 3, np.frombuffer(data * 2, np.uint8)[::2]):
+        with pytest.raises(GraphError, match=r"test_serialize.py:\d+: a graph is read of the bytes"):
+            Graph.from_bytes(other)  # type: ignore[arg-type]
 
 
 def test_variables_and_queues_come_back() -> None:
