@@ -29,7 +29,7 @@ def available_bytes(root: Path = CGROUPS, mine: Path = MINE, info: Path = MACHIN
 def _cgroups(root: Path, mine: Path) -> set[Path]:
     """The folders of this process's cgroup and of those around it."""
     try:
-        paths = [line.split(":", 2)[2] for line in mine.read_text().splitlines() if line.startswith("0::")]
+        paths = [line.split(":", 2)[2] for line in os.fsdecode(mine.read_bytes()).splitlines() if line.startswith("0::")]
     except OSError:
         paths = []
     parts = [Path(path.lstrip("/")) for path in paths]

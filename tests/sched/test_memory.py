@@ -190,6 +190,11 @@ def test_the_machine_and_the_cgroups_around_a_process_say_what_it_may_use(
     for folder, quota in ((inner, "max 100000"), (inner.parent, "250000 100000"), (root, "400000 100000")):
         (folder / "cpu.max").write_text(quota)
     assert usable_cores(root, mine) == 3
+    named = root / os.fsdecode(b"caf\xe9")  # a name is bytes, of no encoding
+    named.mkdir()
+    (named / "cpu.max").write_text("200000 100000")
+    mine.write_bytes(b"0::/caf\xe9\n")
+    assert usable_cores(root, mine) == 2
 
 
 def test_a_limit_of_addresses_says_what_is_left_too(tmp_path: Path) -> None:

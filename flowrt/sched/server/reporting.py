@@ -112,7 +112,7 @@ class Reporting:
         short = {each.replica: each.text for each in failed if each.error == ResourceError.__name__}
         match stuck.cause:
             case Cause.EXHAUSTED:
-                enough = short and len(stuck.able) + len(stuck.refused) + len(short) >= stuck.needed
+                enough = short and len({*stuck.able, *stuck.refused, *short}) >= stuck.needed
                 told = [f"on {nodes[replica]}: {short[replica]}" for replica in sorted(short)]
                 return (ResourceError.__name__, "; ".join(told)) if enough else ("", "")
             case Cause.LOST:
@@ -122,8 +122,8 @@ class Reporting:
                 told = [f"replica {replica}: {text}" for replica, text in sorted(short.items())]
                 return error.__name__, "; ".join([stuck.told(nodes), *told])
             case Cause.REFUSED:
-                help = "lower the learning rate, or clip the gradients by optim.clip_by_global_norm"
-                return FlowrtError.__name__, f"{stuck.told(nodes)}; {help}"
+                fix = "lower the learning rate, or clip the gradients by optim.clip_by_global_norm"
+                return FlowrtError.__name__, f"{stuck.told(nodes)}; {fix}"
 
     def forget(self, oldest: Callable[[int], int]) -> None:
         """Forget what came with updates that count no more: ``oldest`` says by replica which versions' still do."""
