@@ -29,9 +29,10 @@ def available_bytes(root: Path = CGROUPS, mine: Path = MINE, info: Path = MACHIN
 def _cgroups(root: Path, mine: Path) -> set[Path]:
     """The folders of this process's cgroup and of those around it."""
     try:
-        paths = [line.split(":", 2)[2] for line in os.fsdecode(mine.read_bytes()).splitlines() if line.startswith("0::")]
+        lines = os.fsdecode(mine.read_bytes()).splitlines()
     except OSError:
-        paths = []
+        lines = []
+    paths = [line.split(":", 2)[2] for line in lines if line.startswith("0::")]
     parts = [Path(path.lstrip("/")) for path in paths]
     return {root, *(root / part for path in parts for part in (path, *path.parents))}
 
