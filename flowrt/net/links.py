@@ -12,10 +12,9 @@ from collections.abc import Callable
 from typing import Any, Self, TypeAlias
 
 from flowrt.base.errors import FlowrtError, LinkBroken, NodeLost, NoDescriptors, RemoteError
-from flowrt.net.door.transport import connect
 from flowrt.net.link import LinkStore, TensorLink
-from flowrt.net.peer import RETRY, is_refused
-from flowrt.net.wire.messages import Carry, Serve, from_data, to_hello
+from flowrt.net.peer import RETRY, connected, is_refused
+from flowrt.net.wire.messages import Carry, Serve, from_data
 
 Address: TypeAlias = tuple[str, int]
 
@@ -124,15 +123,7 @@ class Links:
 
     async def _open(self, peer: str, address: Address) -> TensorLink:
         try:
-            carry = to_hello(Carry(self._task, ""))
-            connection = await connect(
-                *address,
-                self._token,
-                carry,
-                allocate=self._store.allocate,
-                local=self._store.local,
-                tls=self._store.tls,
-            )
+            connection = await connected(address, self._token, Carry(self._task, ""), self._store)
         except NodeLost as error:
             raise LinkBroken(f"{peer}: {error}") from error
         except RemoteError as error:

@@ -92,13 +92,13 @@ async def meet(
     """
     try:
         if isinstance(hello, Resume):
-            control = await _connected(place, token, hello, store, patience)
+            control = await connected(place, token, hello, store, patience)
         else:
             control = await _reach(place, token, hello, store, patience)
         answered(task)
         try:
             met, joined = await _be_welcomed(task, control, patience)
-            carrying = await _connected(place, token, Carry(CLIENT, hello.epoch), store)
+            carrying = await connected(place, token, Carry(CLIENT, hello.epoch), store)
         except BaseException:
             if isinstance(hello, Resume):
                 control.cut()  # a goodbye would end the reign that is to go on
@@ -109,7 +109,7 @@ async def meet(
     return Peer(task, place, met, control, TensorLink(carrying, task, store), joined)
 
 
-async def _connected(
+async def connected(
     place: tuple[str, int], token: str, hello: Drive | Resume | Carry, store: LinkStore, seconds: float = 10.0
 ) -> Connection:
     """A connection to a node, over which values come to where ``store`` has room for them."""
@@ -124,7 +124,7 @@ async def _reach(place: tuple[str, int], token: str, drive: Drive, store: LinkSt
     while True:
         try:
             left = max(RETRY, until - loop.time())
-            return await _connected(place, token, drive, store, left)
+            return await connected(place, token, drive, store, left)
         except NodeLost:
             if loop.time() + RETRY > until:
                 raise

@@ -87,7 +87,7 @@ async def test_slow_strangers_end_at_the_deadline() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(f"{HEAD}\r\n\r\n".encode())
         proof = proof_for(await reader.readuntil(b"\r\n\r\n"))
-        server._handshake = 0.1  # from here on, however long that took
+        server.handshake = 0.1  # from here on, however long that took
         writer.write(proof)
         assert await reader.read() in (b"", bytes(4))  # it said no hello
         writer.close()

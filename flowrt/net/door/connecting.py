@@ -19,7 +19,7 @@ from flowrt.net.door.descriptors import out_of_descriptors
 from flowrt.net.door.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, connection_over, introduce
 from flowrt.net.door.tls import ASKING, channel_of, check_host, failure
 from flowrt.net.door.tokens import checked
-from flowrt.net.stream.bounds import Bounds
+from flowrt.net.stream.bounds import Bounds, Means
 from flowrt.net.stream.local import open_side
 from flowrt.net.wire.frames import allocate_array
 from flowrt.net.wire.handshake import NONCE, HandshakeTerms, Opening, is_same, name_told_as
@@ -58,7 +58,8 @@ async def connect(
     where = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout):
-            client = _Client(host, port, checked(token), dict(hello or {}), bounds or Bounds(), allocate, local, tls)
+            means = Means(bounds or Bounds(), allocate, local)
+            client = _Client(host, port, checked(token), dict(hello or {}), means, tls)
             return await client.shake_hands()
     except TimeoutError as error:
         raise NodeLost(f"{where} did not answer within {timeout:g} s; is a node running there?") from error
@@ -79,14 +80,16 @@ class _Client:
     port: int
     token: str
     hello: Hello
-    bounds: Bounds
-    allocate: Allocate
-    local: Local | None
+    means: Means
     tls: Keys | None
 
     @property
     def where(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def local(self) -> Local | None:
+        return self.means.local
 
     async def shake_hands(self) -> Connection:
         neighbour = self.local is not None and self.local.host != ""
@@ -154,7 +157,7 @@ class _Client:
                 side.close()
             raise
         answer.transport.write(terms.client_proof(self.token))
-        return connection_over(answer.transport, self.where, self.bounds, self.allocate, self.local, side), node
+        return connection_over(answer.transport, self.where, self.means, side), node
 
     def _checked(self, answer: Arrived, opening: Opening) -> tuple[Opening, HandshakeTerms]:
         """What a node has begun with that has the token."""

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     import asyncio
     import socket
 
-    from flowrt.base.codec import Allocate
-    from flowrt.net.stream.bounds import Bounds
-    from flowrt.net.stream.local import Local
+    from flowrt.net.stream.bounds import Means
     from flowrt.net.wire.handshake import Opening
 
 Hello: TypeAlias = Mapping[str, Any]
@@ -29,17 +27,10 @@ PROVES = "flowrt-proof"  # the node's
 UNIX = "flowrt-unix"  # what a neighbour is to change to: its name is where an answer's location is
 
 
-def connection_over(
-    transport: asyncio.Transport,
-    where: str,
-    bounds: Bounds,
-    allocate: Allocate,
-    local: Local | None,
-    side: socket.socket | None,
-) -> Connection:
+def connection_over(transport: asyncio.Transport, where: str, means: Means, side: socket.socket | None) -> Connection:
     """A connection whose door is open; with ``side``, memory may be seen by both ends."""
-    channel = None if side is None or local is None else Channel(side, local)
-    return Connection(transport, where, bounds, allocate, local, channel)
+    channel = None if side is None or means.local is None else Channel(side, means.local)
+    return Connection(transport, where, means, channel)
 
 
 async def introduce(connection: Connection, mine: Hello, theirs: Any, opening: Opening, token: str) -> None:

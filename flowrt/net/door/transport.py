@@ -22,6 +22,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.base.errors import AuthenticationError, BrokenStream, ClosedError, RemoteError, ResourceError
@@ -34,7 +35,7 @@ from flowrt.net.door.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, U
 from flowrt.net.door.secured import Secured, Taking
 from flowrt.net.door.tls import channel_of, keys_at, told_of
 from flowrt.net.door.tokens import checked
-from flowrt.net.stream.bounds import Bounds
+from flowrt.net.stream.bounds import Bounds, Means
 from flowrt.net.stream.connection import Connection
 from flowrt.net.stream.local import is_unix, peer_of
 from flowrt.net.wire.frames import allocate_array
@@ -94,19 +95,17 @@ async def serve(
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as tasks:
         server = OpenPort(
-            host,
-            token,
-            on_connection,
-            dict(hello or {}),
-            bounds or Bounds(),
-            allocate,
-            local,
-            ways,
-            max_connections,
-            max_from_one,
-            max_strangers,
-            handshake,
-            tasks,
+            host=host,
+            token=token,
+            on_connection=on_connection,
+            hello=dict(hello or {}),
+            means=Means(bounds or Bounds(), allocate, local),
+            tls=ways,
+            max_connections=max_connections,
+            max_from_one=max_from_one,
+            max_strangers=max_strangers,
+            handshake=handshake,
+            tasks=tasks,
         )
         try:
             await server._open(port)
@@ -119,47 +118,30 @@ async def serve(
         raise failure
 
 
+@dataclass(slots=True, eq=False, kw_only=True, repr=False)
 class OpenPort:
-    """An open port, made by `serve`."""
+    """An open port, made by `serve`, which says what there is to choose."""
 
-    def __init__(
-        self,
-        host: str,
-        token: str,
-        on_connection: OnConnection,
-        hello: Hello,
-        bounds: Bounds,
-        allocate: Allocate,
-        local: Local | None,
-        tls: Keys | Vouched | None,
-        max_connections: int,
-        max_from_one: int,
-        max_strangers: int,
-        handshake: float,
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        self.host = host
-        self.port = 0
-        self._token = token
-        self._on_connection = on_connection
-        self._hello = hello
-        self._bounds = bounds
-        self._allocate = allocate
-        self._local = local
-        self._tls = tls
-        self._max_connections = max_connections
-        self._max_from_one = max_from_one
-        self._max_strangers = max_strangers
-        self._told: dict[str, float] = {}  # what the log was told lately, and when
-        self._handshake = handshake
-        self._tasks = tasks
-        self._attending: set[asyncio.Task[None]] = set()
-        self._from: Counter[str] = Counter()  # connections by address
-        self._securing: set[asyncio.Task[None]] = set()
-        self._strangers: dict[Gate, None] = {}  # who came first, first
-        self._failures = Failures()
-        self._listener: asyncio.Server | None = None
-        self._local_listener: asyncio.Server | None = None
+    host: str
+    token: str
+    on_connection: OnConnection
+    hello: Hello
+    means: Means
+    tls: Keys | Vouched | None
+    max_connections: int
+    max_from_one: int
+    max_strangers: int
+    handshake: float
+    tasks: asyncio.TaskGroup
+    port: int = 0
+    _told: dict[str, float] = field(default_factory=dict)  # what the log was told lately, and when
+    _attending: set[asyncio.Task[None]] = field(default_factory=set)
+    _from: Counter[str] = field(default_factory=Counter)  # connections by address
+    _securing: set[asyncio.Task[None]] = field(default_factory=set)
+    _strangers: dict[Gate, None] = field(default_factory=dict)  # who came first, first
+    _failures: Failures = field(default_factory=Failures)
+    _listener: asyncio.Server | None = None
+    _local_listener: asyncio.Server | None = None
 
     @property
     def connections(self) -> int:
@@ -170,19 +152,19 @@ class OpenPort:
         loop = asyncio.get_running_loop()
         try:
             self._listener = await loop.create_server(
-                self._gate if self._tls is None else self._secured_gate, self.host, port, backlog=self._max_strangers
+                self._gate if self.tls is None else self._secured_gate, self.host, port, backlog=self.max_strangers
             )
         except (OSError, OverflowError) as error:
             raise ResourceError(
                 f"cannot listen on {self.host}:{port}: {reason(error)}; port 0 takes any free one"
             ) from error
         self.port = self._listener.sockets[0].getsockname()[1]
-        door = None if self._local is None else self._local.listen(self._token)
+        door = None if self.means.local is None else self.means.local.listen(self.token)
         if door is not None:
-            self._local_listener = await loop.create_unix_server(self._gate, sock=door, backlog=self._max_strangers)
+            self._local_listener = await loop.create_unix_server(self._gate, sock=door, backlog=self.max_strangers)
 
     def _gate(self) -> Gate:
-        return Gate(self, self._handshake)
+        return Gate(self, self.handshake)
 
     def _secured_gate(self) -> Taking:
         """A gate that nobody talks at before TLS is agreed upon."""
@@ -192,7 +174,7 @@ class OpenPort:
             transport.set_protocol(gate)
             gate.connection_made(transport)
             if not transport.is_closing():
-                task = self._tasks.create_task(self._secure(gate, transport))
+                task = self.tasks.create_task(self._secure(gate, transport))
                 self._securing.add(task)
                 task.add_done_callback(self._securing.discard)
 
@@ -236,32 +218,29 @@ class OpenPort:
         refusal = self._refusal(head, transport)
         if refusal is not None:
             return Reply(refusal, {"Upgrade": PROTOCOL} if refusal.startswith("426") else {})
-        if self._is_neighbour(head, transport):
-            assert self._local is not None
-            place = {"Upgrade": UNIX, "Connection": "Upgrade", "Location": self._local.told, PEER: _address(transport)}
+        if (local := self._neighbour(head, transport)) is not None:
+            place = {"Upgrade": UNIX, "Connection": "Upgrade", "Location": local.told, PEER: _address(transport)}
             return Reply("101 Switching Protocols", place)
         client = Opening.read(head.headers)
         assert client is not None
-        node = Opening.of(self._token, secrets.token_bytes(NONCE), self._hello)
+        node = Opening.of(self.token, secrets.token_bytes(NONCE), self.hello)
         terms = HandshakeTerms(client, node, channel_of(transport, node=True))
         side = self._side_of(head, transport)
         headers = {"Upgrade": PROTOCOL, "Connection": "Upgrade"} | ({SIDE: "yes"} if side is not None else {})
-        headers |= node.headers() | {PROVES: terms.node_proof(self._token).hex()}
+        headers |= node.headers() | {PROVES: terms.node_proof(self.token).hex()}
         return Reply("101 Switching Protocols", headers, terms, side)
 
     def admit(self, transport: asyncio.Transport, reply: Reply, proof: bytes) -> str | None:
         """Attend to who has the token; answers the status to refuse it with, if so."""
         assert reply.terms is not None
-        if not is_same(reply.terms.client_proof(self._token), proof):
+        if not is_same(reply.terms.client_proof(self.token), proof):
             return "401 Unauthorized"
         address = _host_of(transport)
         if self._is_full(address):
             return "503 Service Unavailable"
-        connection = connection_over(
-            transport, _address(transport), self._bounds, self._allocate, self._local, reply.side
-        )
+        connection = connection_over(transport, _address(transport), self.means, reply.side)
         self._from[address] += 1
-        task = self._tasks.create_task(self._attend(connection, reply.terms.client))
+        task = self.tasks.create_task(self._attend(connection, reply.terms.client))
         self._attending.add(task)
         task.add_done_callback(lambda task: self._forget(task, address))
         return None
@@ -290,7 +269,7 @@ class OpenPort:
 
     def _make_way(self) -> None:
         """Have a stranger leave, if there are too many for another one."""
-        if len(self._strangers) < max(1, min(self._max_strangers, most_descriptors() // 4)):
+        if len(self._strangers) < max(1, min(self.max_strangers, most_descriptors() // 4)):
             return
         next(iter(self._strangers)).leave()
         self._tell("throng", f"{len(self._strangers) + 1} connections say nothing; the oldest give way")
@@ -308,12 +287,12 @@ class OpenPort:
 
     async def _secure(self, gate: Gate, transport: Secured) -> None:
         """Agree upon TLS with a stranger; one that begins with anything else is heard, and told that."""
-        assert self._tls is not None
+        assert self.tls is not None
         begun = False
         try:
             begun = await transport.begins_tls()
             if begun:
-                await transport.agree(self._tls.contexts().node)
+                await transport.agree(self.tls.contexts().node)
                 gate.talk_over(transport)
             transport.resume_reading()
         except OSError as error:
@@ -336,19 +315,21 @@ class OpenPort:
         return "503 Service Unavailable" if self._is_full(_host_of(transport)) else None
 
     def _is_full(self, address: str) -> bool:
-        return len(self._attending) >= self._max_connections or self._from[address] >= self._max_from_one
+        return len(self._attending) >= self.max_connections or self._from[address] >= self.max_from_one
 
-    def _is_neighbour(self, head: Head, transport: asyncio.Transport) -> bool:
-        """Whether who asks at the port should ask at the Unix socket."""
-        here = self._local is not None and self._local_listener is not None and not is_unix(transport)
-        return here and head.headers.get(HOST) == self._local.host  # type: ignore[union-attr]
+    def _neighbour(self, head: Head, transport: asyncio.Transport) -> Local | None:
+        """Whose Unix socket is to be asked at by who asks at the port, if that is on this host."""
+        local = self.means.local
+        if local is None or self._local_listener is None or is_unix(transport):
+            return None
+        return local if head.headers.get(HOST) == local.host else None
 
     def _side_of(self, head: Head, transport: asyncio.Transport) -> socket.socket | None:
         """The side socket that a client of the Unix socket has opened."""
         ticket = head.headers.get(SIDE)
-        if ticket is None or self._local is None or not is_unix(transport):
+        if ticket is None or self.means.local is None or not is_unix(transport):
             return None
-        return self._local.claim(ticket)
+        return self.means.local.claim(ticket)
 
     def _knows_itself_as(self, host: str) -> bool:
         """On loopback, whether a Host header names this machine: a foreign name there was rebound to it."""
@@ -362,7 +343,7 @@ class OpenPort:
         async with connection:
             try:
                 await self._greet(connection, client)
-                await self._on_connection(connection)
+                await self.on_connection(connection)
             except (RemoteError, ClosedError) as error:
                 if not connection.closed:
                     raise
@@ -371,13 +352,13 @@ class OpenPort:
     async def _greet(self, connection: Connection, client: Opening) -> None:
         """Hear what the other side says of itself, which it has sealed, and say the same of this one."""
         try:
-            async with asyncio.timeout(self._handshake):
+            async with asyncio.timeout(self.handshake):
                 theirs = await connection.receive()
-                await connection.send(self._hello)
+                await connection.send(self.hello)
         except TimeoutError:
             await connection.aclose()
-            raise BrokenStream(f"{connection.peer} said no hello within {self._handshake:g} s") from None
-        await introduce(connection, self._hello, theirs, client, self._token)
+            raise BrokenStream(f"{connection.peer} said no hello within {self.handshake:g} s") from None
+        await introduce(connection, self.hello, theirs, client, self.token)
 
 
 def _host_of(transport: asyncio.Transport) -> str:

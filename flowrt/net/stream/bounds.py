@@ -1,9 +1,16 @@
-"""What a connection may use, of memory and of time."""
+"""What a connection may use, of memory and of time, and what it shares with others."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flowrt.base.codec import FRAME, Limits
 from flowrt.base.valueclass import valueclass
+from flowrt.net.wire.frames import allocate_array
+
+if TYPE_CHECKING:
+    from flowrt.base.codec import Allocate
+    from flowrt.net.stream.local import Local
 
 
 @valueclass
@@ -20,3 +27,12 @@ class Bounds:
     unacknowledged: float = 30.0  # the peer's kernel has no room: then it is lost
     stall: float = 10.0  # a frame that was begun must go on
     grace: float = 2.0  # for a frame and a goodbye in progress when a connection closes
+
+
+@valueclass
+class Means:
+    """What connections of one side are made with: bounds, memory for what comes, and what others of its host see."""
+
+    bounds: Bounds = Bounds()
+    allocate: Allocate = allocate_array
+    local: Local | None = None

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, Self
 from flowrt.base.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost
 from flowrt.net.stream.outbox import Outbox, Outgoing
 from flowrt.net.stream.sockets import ASK_SECONDS, Standstill, broken_by, tune, unanswered, unreachable
-from flowrt.net.wire.frames import GOODBYE, WORK, FrameReader, Piece, allocate_array, frame, joined, placed, writes
+from flowrt.net.wire.frames import GOODBYE, WORK, FrameReader, Piece, frame, joined, placed, writes
 
 if TYPE_CHECKING:
-    from flowrt.base.codec import Allocate, Message
-    from flowrt.net.stream.bounds import Bounds
-    from flowrt.net.stream.local import Local
+    from flowrt.base.codec import Message
+    from flowrt.net.stream.bounds import Means
     from flowrt.net.stream.shared import Channel
 
 SHORT_OF_MEMORY = 0.05  # seconds until a message that there was no memory to decode is tried again
@@ -36,22 +35,14 @@ TIME_SLICE = 1e-3  # seconds after which who listens to a stream lets others hav
 class _Stream(asyncio.BufferedProtocol):
     """What the event loop calls: fills the inbox, writes what is to be sent, notices the end."""
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        peer: str,
-        bounds: Bounds,
-        allocate: Allocate,
-        local: Local | None,
-        channel: Channel | None,
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, peer: str, means: Means, channel: Channel | None) -> None:
         self.transport = transport
         self.peer = peer
-        self.bounds = bounds
-        self.local = local
+        self.bounds = means.bounds
+        self.local = means.local
         self.channel = channel
         borrow = None if channel is None else channel.borrow
-        self.reader = FrameReader(self._deliver, bounds.limits, allocate, work=WORK, borrow=borrow)
+        self.reader = FrameReader(self._deliver, self.bounds.limits, means.allocate, work=WORK, borrow=borrow)
         self.get_buffer = self.reader.get_buffer  # type: ignore[method-assign]
         self.inbox: deque[tuple[Message, int]] = deque()
         self.inbox_bytes = 0
@@ -318,18 +309,10 @@ class Connection:
     sent something illegal is `BrokenStream`, and after `aclose` everything raises `ClosedError`.
     """
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        peer: str,
-        bounds: Bounds,
-        allocate: Allocate = allocate_array,
-        local: Local | None = None,
-        channel: Channel | None = None,
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, peer: str, means: Means, channel: Channel | None = None) -> None:
         self.hello: Mapping[str, Any] = {}  # what this side said of itself
         self.peer_hello: Mapping[str, Any] = {}  # what the other side said
-        self._stream = _Stream(transport, peer, bounds, allocate, local, channel)
+        self._stream = _Stream(transport, peer, means, channel)
         self._stream.attach()
 
     @property
