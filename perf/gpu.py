@@ -134,9 +134,9 @@ def _micros(seconds: float) -> str:
 def host_cost(rounds: int = 1000) -> tuple[float, float]:
     """Medians of the seconds that the host takes to have a recorded step begin, and until it has heard of its end.
 
-    The step is one addition of 256 numbers, by the very calls of a session's (`flowrt.kernels.cuda_driver`).
+    The step is one addition of 256 numbers, by the very calls of a session's (`flowrt.kernels.cuda.driver`).
     """
-    from flowrt.kernels.cuda_driver import CudaDriver
+    from flowrt.kernels.cuda.driver import CudaDriver
 
     driver, spec = CudaDriver(0), fr.Spec("float32", (256,))
     kernel = driver.prepare("add", [spec, spec], [spec], {})
@@ -162,12 +162,12 @@ def host_cost(rounds: int = 1000) -> tuple[float, float]:
 
 def why_not() -> str:
     """Why nothing can be measured here; nothing where it can."""
-    from flowrt.kernels import gpus
+    from flowrt.kernels.cuda import present
 
-    if gpus.SIMULATED:
+    if present.SIMULATED:
         return "simulated GPUs tell nothing of speed"
     try:
-        return "" if gpus.count() else "there is no GPU"
+        return "" if present.count() else "there is no GPU"
     except fr.ResourceError as error:
         return str(error)
 

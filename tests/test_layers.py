@@ -105,6 +105,7 @@ ROOMS = [
         "kernels/composite",
         "kernels/ops",
         "kernels/nvidia",
+        "kernels/cuda",
         "kernels/fusion",
         "kernels/run",
         "kernels/emit",
@@ -132,13 +133,12 @@ ROOMS = [
 ]
 MOST_FILES = 20  # in a room
 WITH_ROOMS = ["base", "cluster", "kernels", "net", "onnx", "sched", "serving", "session", "summary", "tracing"]
-GPUS = [f"kernels/{name}" for name in ("cuda", "cuda_driver", "cuda_functions", "cuda_fused", "cuda_gpu", "simulator")]
 WITHOUT_A_COMPILER = ["kernels/store/loading", "kernels/store/surroundings"]  # where they cannot do their work without
 # module → the only places that may import it
 OWNERS = {
-    "numba": ["kernels/emit", *GPUS],
+    "numba": ["kernels/emit", "kernels/cuda"],
     "llvmlite": ["kernels/emit", *WITHOUT_A_COMPILER],
-    "cuda": ["kernels/cuda_calls", "kernels/nvidia/library"],
+    "cuda": ["kernels/nvidia/calls", "kernels/nvidia/library"],
     "scipy": [],
     "aiohttp": ["net/door/heads", "serving/http"],
     "cryptography": ["net/door/certificates", "cluster/keys"],
@@ -162,8 +162,8 @@ OWNERS = {
         "progress",
         "kernels/store/background",
         "kernels/run/pools",
-        "kernels/cuda_driver",
-        "kernels/simulator",
+        "kernels/cuda/driver",
+        "kernels/cuda/simulator",
         "launch/ray_node",
         "summary/event_file",
         "summary/writer",
@@ -218,7 +218,7 @@ PURE = [
     "net/wire/steps",
     "net/master/closing",
     "net/master/ends",
-    "kernels/cuda_walk",
+    "kernels/cuda/walk",
     "kernels/nvidia/products",
     "kernels/nvidia/convolutions",
     "tracing/clocks",
@@ -443,7 +443,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
     assert [(m, f.name) for m, f in functions if (f.end_lineno or f.lineno) - f.lineno >= 59] == []
 
 
-WRITERS = ["base/valueclass", "kernels/cuda_fused"]  # of functions: from names of a class's fields, and from numbers
+WRITERS = ["base/valueclass", "kernels/cuda/fused"]  # of functions: from names of a class's fields, and from numbers
 
 
 def test_nothing_executes_data() -> None:

@@ -15,11 +15,11 @@ from cuda.bindings import driver
 from imitated_driver import ImitatedDriver
 
 from flowrt.base.errors import DeviceLost, ResourceError
-from flowrt.kernels import cuda_calls as calls
-from flowrt.kernels.cuda_calls import CudaCallError
-from flowrt.kernels.cuda_copies import CudaCopies
-from flowrt.kernels.cuda_driver import FATAL, CudaDriver, is_fatal
-from flowrt.kernels.cuda_gpu import CudaGpu, GpuArray, GpuMemory, check_compiler
+from flowrt.kernels.cuda.copies import CudaCopies
+from flowrt.kernels.cuda.driver import FATAL, CudaDriver, is_fatal
+from flowrt.kernels.cuda.gpu import CudaGpu, GpuArray, GpuMemory, check_compiler
+from flowrt.kernels.nvidia import calls
+from flowrt.kernels.nvidia.calls import CudaCallError
 
 STREAM, EVENT, ADDRESS = driver.CUstream(64), driver.CUevent(64), 1 << 20
 GRAPH, READY = driver.CUgraph(64), driver.CUgraphExec(64)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from imitated_driver import ImitatedDriver
 
-from flowrt.kernels.cuda_driver import CudaDriver
+from flowrt.kernels.cuda.driver import CudaDriver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

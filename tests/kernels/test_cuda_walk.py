@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flowrt.kernels.cuda_walk import NARROW, OTHER, Walk, reciprocal, walk_over
+from flowrt.kernels.cuda.walk import NARROW, OTHER, Walk, reciprocal, walk_over
 from flowrt.kernels.language.table import View
 
 SHAPE = (3, 4, 5)

@@ -16,7 +16,7 @@ from test_cuda_calls import has_driver
 from test_products_by_blas import judged, step_of
 
 from flowrt.base.spec import Spec
-from flowrt.kernels import cuda
+from flowrt.kernels.cuda import twins
 from flowrt.kernels.nvidia import blas, dnn
 from flowrt.kernels.nvidia.libraries import CudaLibraries
 from flowrt.kernels.nvidia.library import MEMORY_AT, WORKSPACE_AT, LibraryRefusal, begin_of
@@ -77,7 +77,7 @@ def test_what_an_algorithm_asks_for_is_scratch_of_the_op(libraries: Libraries) -
     rng = np.random.default_rng(2)
     a, b, y = rng.normal(size=(4, 5)), rng.normal(size=(5, 3)), np.zeros((4, 3))
     specs, flags = [Spec(m.dtype, m.shape) for m in (a, b, y)], {"transpose_a": False, "transpose_b": False}
-    steps = cuda.PreparedSteps("matmul", specs[:2], specs[2:], flags, Typed(libraries.libraries))
+    steps = twins.PreparedSteps("matmul", specs[:2], specs[2:], flags, Typed(libraries.libraries))
     (space,) = steps.scratch
     memory = [m.reshape(-1).view(np.uint8) for m in (a, b, y)]
     for start in range(0, WORKSPACE_AT, MEMORY_AT):  # from any place that tensors begin at, it reaches far enough
@@ -96,9 +96,9 @@ def test_what_a_library_refuses_when_it_is_called_its_twin_does(
 
     launched: list[Any] = []
     monkeypatch.setattr(libraries.blas, "cublasLtMatmul", refused, raising=False)
-    monkeypatch.setattr(cuda.PreparedStep, "launch", lambda *given: launched.append(given[1:]))
+    monkeypatch.setattr(twins.PreparedStep, "launch", lambda *given: launched.append(given[1:]))
     specs, flags = [Spec("float64", (2, 2))] * 3, {"transpose_a": False, "transpose_b": False}
-    steps = cuda.PreparedSteps("matmul", specs[:2], specs[2:], flags, Typed(libraries.libraries))
+    steps = twins.PreparedSteps("matmul", specs[:2], specs[2:], flags, Typed(libraries.libraries))
     memory = [np.zeros(32, np.uint8) for _ in range(3)]
     for _ in range(2):
         steps.launch(memory, None, ("stream",))

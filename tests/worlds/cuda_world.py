@@ -20,8 +20,8 @@ from op_examples import EXAMPLES, Example
 
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
-from flowrt.kernels import cuda, cuda_fused
-from flowrt.kernels.cuda_walk import walk_over
+from flowrt.kernels.cuda import fused, twins
+from flowrt.kernels.cuda.walk import walk_over
 from flowrt.kernels.language.table import KERNELS
 from flowrt.kernels.launch import prepare, run_kernel
 
@@ -50,7 +50,7 @@ class World:
         self._seen.add(key)
         specs = [Spec(a.dtype, a.shape) for a in found]
         try:
-            made = cuda.run_kernel(node.op.name, arrays, specs, node.attrs, RUN.copy())
+            made = twins.run_kernel(node.op.name, arrays, specs, node.attrs, RUN.copy())
             for mine, host in zip(made, found, strict=True):
                 assert (mine.dtype, mine.shape) == (host.dtype, host.shape)
                 margin = max(example.margin, 1e-5)
@@ -63,7 +63,7 @@ class World:
     def compare_fused(self) -> None:
         """What passes make of several ops, which no example asks for by itself."""
         for op, arrays, specs, attrs in programs():
-            there, here = (run(op, arrays, specs, attrs) for run in (cuda.run_kernel, run_kernel))
+            there, here = (run(op, arrays, specs, attrs) for run in (twins.run_kernel, run_kernel))
             for mine, host in zip(there, here, strict=True):
                 if not np.allclose(mine, host, rtol=1e-5, atol=1e-6):
                     self.differences.append(f"{op} {attrs}: {mine} is not {host}")
@@ -76,7 +76,7 @@ class World:
             shapes = [(steps, batch, width), (batch, units), (batch, units), (width, 4 * units), (units, 4 * units)]
             given = [rng.normal(size=shape).astype(np.float32) for shape in (*shapes, (4 * units,))]
             back = [rng.normal(size=shape).astype(np.float32) for shape in ((steps, batch, units), *shapes[1:3])]
-            found = [_layer(run, given, back) for run in (cuda.run_kernel, run_kernel)]
+            found = [_layer(run, given, back) for run in (twins.run_kernel, run_kernel)]
             for mine, host in zip(*found, strict=True):
                 if not np.allclose(mine, host, rtol=1e-4, atol=1e-5):
                     self.differences.append(f"lstm of {steps, batch, width, units}: {mine} is not {host}")
@@ -103,7 +103,7 @@ def _layer(run: Any, given: list[Any], back: list[Any]) -> list[Any]:
 
 def differ(op: str, inputs: list[Any], spec: Spec, attrs: dict[str, Any]) -> float:
     """How far device and host are apart at most, where the work is more than the threads there are."""
-    mine, host = (run(op, inputs, [spec], attrs, RUN.copy())[0] for run in (cuda.run_kernel, run_kernel))
+    mine, host = (run(op, inputs, [spec], attrs, RUN.copy())[0] for run in (twins.run_kernel, run_kernel))
     return float(np.max(np.abs(mine.astype(np.float64) - host)).round(5))
 
 
@@ -132,9 +132,9 @@ def moved() -> dict[str, float]:
         tables = [rng.random((6, 5)).astype(np.float32) for _ in range(1 + slots)]
         operands, here = [values, groups, settings], [table.copy() for table in tables]
         specs, outputs = ([Spec(a.dtype, a.shape) for a in some] for some in (operands, tables))
-        gpu = cuda.open_gpu(0)
-        copies = cuda.CudaCopies(gpu)
-        there = cuda.PreparedSteps(f"{op}_rows", specs, outputs, {})
+        gpu = twins.open_gpu(0)
+        copies = twins.CudaCopies(gpu)
+        there = twins.PreparedSteps(f"{op}_rows", specs, outputs, {})
         scratch = [gpu.allocate(max(spec.nbytes, 1)) for spec in there.scratch]
         memory = [copies.put(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in (*operands, *tables)]
         there.launch([*memory, *scratch], copies.put(RUN.copy()), gpu.launching)
@@ -153,7 +153,7 @@ def grouped() -> list[list[list[int]]]:
     indices = np.array([2, 0, 2, -(1 << 63), -1, 5, 2, 0] * 5)
     spec, attrs = Spec("int32", (3 * indices.size + 2,)), {"size": 6, "absent": True}
     found = []
-    for run in (cuda.run_kernel, run_kernel):
+    for run in (twins.run_kernel, run_kernel):
         for values in (indices.size, indices.size // 4):
             (groups,) = run("group_rows", [indices, np.array(values)], [spec], attrs)
             found.append([part.tolist() for part in told("group_rows", groups)])
@@ -179,15 +179,15 @@ def beside() -> list[float]:
 def asked() -> str:
     """In which order a thread loads (l) and stores (s) entries of a sum that it computes together."""
     wide, row = Spec("float32", (64, 8)), Spec("float32", (8,))
-    (prepared,) = cuda.PreparedSteps("add", [wide, row], [wide], {})._steps
-    lines = cuda_fused.text_of(cuda_fused.expression_of(prepared.step), walk_over(prepared.step.call.views).ways)
+    (prepared,) = twins.PreparedSteps("add", [wide, row], [wide], {})._steps
+    lines = fused.text_of(fused.expression_of(prepared.step), walk_over(prepared.step.call.views).ways)
     body = [line.strip() for line in lines if line.startswith(" " * 8)]
     return "".join("s" if line.startswith("x") else "l" for line in body if "[" in line)
 
 
 def refused() -> str:
     try:
-        cuda.run_kernel("matmul_bias", [np.ones((2, 2))] * 3, [Spec("float64", (2, 2))], {})
+        twins.run_kernel("matmul_bias", [np.ones((2, 2))] * 3, [Spec("float64", (2, 2))], {})
     except GraphError as error:
         return str(error)
     return ""

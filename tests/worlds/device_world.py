@@ -16,12 +16,12 @@ from kept import tell
 
 import flowrt as fr
 from flowrt.devices import cuda
-from flowrt.kernels import gpus
+from flowrt.kernels.cuda import present
 
 Job = tuple[Any, Any, Any, Callable[[Any], tuple[Any, Any]]]  # two placeholders, the loss, and what draws a batch
 STEPS = 3
 BOTH = fr.Options(devices=("cpu:0", "cuda"))
-SECOND = "cuda:1" if gpus.count() > 1 else "cuda:0"
+SECOND = "cuda:1" if present.count() > 1 else "cuda:0"
 
 
 def weights(*shape: int, seed: int) -> fr.Variable:

@@ -1,4 +1,4 @@
-"""NVIDIA's driver in the host's memory: the calls of `flowrt.kernels.cuda_calls`, each noted, and done at once.
+"""NVIDIA's driver in the host's memory: the calls of `flowrt.kernels.nvidia.calls`, each noted, and done at once.
 
 Addresses are the host's own. What is issued while a stream is captured becomes a graph, and is done when that is
 launched: with what lies at its addresses then.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from flowrt.kernels import cuda_calls
+from flowrt.kernels.nvidia import calls
 
 
 class ImitatedDriver:
@@ -34,9 +34,9 @@ class ImitatedDriver:
 
     def stand_in(self, monkeypatch: Any) -> None:
         """Answer all calls from now on, and what Numba is asked for."""
-        for name, function in vars(cuda_calls).items():
+        for name, function in vars(calls).items():
             if inspect.isfunction(function) and hasattr(self, name):
-                monkeypatch.setattr(cuda_calls, name, self._noted(name))
+                monkeypatch.setattr(calls, name, self._noted(name))
         monkeypatch.setattr("numba.cuda.select_device", lambda index: None)
         monkeypatch.setattr("numba.cuda.external_stream", lambda stream: stream)
 

@@ -24,7 +24,7 @@ from op_examples import EXAMPLES, Example
 
 from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec, spec_of
-from flowrt.kernels import cuda
+from flowrt.kernels.cuda import twins
 from flowrt.kernels.language.table import KERNELS, Form
 from flowrt.kernels.launch import LaunchStep, apply_kernel
 
@@ -54,7 +54,7 @@ class World:
             return  # no twin for these dtypes
         for step in application.steps:
             assert isinstance(step, LaunchStep)
-            prepared = cuda.PreparedStep(step)
+            prepared = twins.PreparedStep(step)
             function, signature = prepared.function, prepared.signature()
             if (function, signature) in self._seen:
                 continue

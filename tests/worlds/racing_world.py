@@ -20,7 +20,7 @@ from watched_memory import Watch, Watched, install
 
 import flowrt.ops as fr
 from flowrt.base.spec import Spec
-from flowrt.kernels import cuda
+from flowrt.kernels.cuda import twins
 from flowrt.kernels.language.table import KERNELS, Form
 from flowrt.ops import index, nn, running, slices
 from flowrt.ops.moments import sums_about
@@ -68,7 +68,7 @@ def cases() -> Iterator[Case]:
                 yield example.op, arrays, [Spec(a.dtype, a.shape) for a in found], node.attrs
     bits = np.full((5, 20), 0x3F80, np.uint16)  # ones
     yield "matmul_bfloat16", [bits, bits.T.copy()], [Spec("float32", (5, 5))], FLAGS
-    groups = cuda.run_kernel("group_rows", [ROWS, np.int64(24)], [Spec("int32", (74,))], {"size": 6, "absent": False})
+    groups = twins.run_kernel("group_rows", [ROWS, np.int64(24)], [Spec("int32", (74,))], {"size": 6, "absent": False})
     for op, tables in (("add", 1), ("assign", 1), ("momentum", 2), ("adam", 3)):
         yield f"{op}_rows", [normal(24, 3), *groups, np.ones(8, np.float32)], [Spec("float32", (6, 3))] * tables, {}
 
@@ -76,7 +76,7 @@ def cases() -> Iterator[Case]:
 def launched(case: Case, ignored: str = "") -> Watch:
     op, arrays, specs, attrs = case
     with install(Watch(ignored)) as watch:
-        cuda.run_kernel(op, arrays, specs, attrs, RUN.copy())
+        twins.run_kernel(op, arrays, specs, attrs, RUN.copy())
     return watch
 
 

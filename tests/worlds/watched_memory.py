@@ -19,7 +19,7 @@ import numpy as np
 from numba.cuda.simulator import kernel
 from numba.cuda.simulator.kernelapi import FakeCUDAShared
 
-from flowrt.kernels import cuda
+from flowrt.kernels.cuda import twins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +126,7 @@ class Watched:
 @contextmanager
 def install(watch: Watch) -> Iterator[Watch]:
     """Have twins that are launched inside be watched, one launch after another."""
-    launch, thread = cuda.PreparedStep.launch, kernel.BlockThread
+    launch, thread = twins.PreparedStep.launch, kernel.BlockThread
 
     def shared(self: Any, shape: Any, dtype: Any) -> Any:
         caller = sys._getframe(1)
@@ -151,8 +151,8 @@ def install(watch: Watch) -> Iterator[Watch]:
         for owner, name, other in (
             (FakeCUDAShared, "array", shared),
             (kernel, "BlockThread", WatchedThread),
-            (cuda, "_as_numbas", partial(Watched, watch=watch)),
-            (cuda.PreparedStep, "launch", watched),
+            (twins, "_as_numbas", partial(Watched, watch=watch)),
+            (twins.PreparedStep, "launch", watched),
         ):
             stack.enter_context(patch.object(owner, name, other))
         yield watch

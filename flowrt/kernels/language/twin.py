@@ -1,6 +1,6 @@
 """Names that mean something else on CUDA devices, so that families need not import Numba.
 
-Families write ``cuda.grid(1)`` as in any Numba kernel; where a twin is compiled, `flowrt.kernels.cuda` puts
+Families write ``cuda.grid(1)`` as in any Numba kernel; where a twin is compiled, `flowrt.kernels.cuda.twins` puts
 ``numba.cuda`` in its place, and ``math.fmod`` for ``fmod``. A twin is launched with blocks of `THREADS` threads, as
 many blocks as seem useful, and must loop over what is left to do.
 """

@@ -16,7 +16,7 @@ import numpy as np
 from flowrt.kernels.nvidia.library import CudaLibrary, LibraryRefusal, begin_of, room_for
 
 if TYPE_CHECKING:
-    from flowrt.kernels.cuda_calls import Stream
+    from flowrt.kernels.nvidia.calls import Stream
     from flowrt.kernels.nvidia.products import StridedMatrices, StridedProduct
 
 WORKSPACE = 32 << 20  # bytes that an algorithm may ask for: NVIDIA's own choice for Hopper, where most ask for none

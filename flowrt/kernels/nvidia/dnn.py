@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.kernels.cuda_calls import CudaCallError, Stream
+from flowrt.kernels.nvidia.calls import CudaCallError, Stream
 from flowrt.kernels.nvidia.convolutions import Convolution, Direction, Sizes
 from flowrt.kernels.nvidia.library import CudaLibrary, LibraryRefusal, begin_of, room_for
 

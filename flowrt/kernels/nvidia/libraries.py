@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flowrt.kernels.cuda_calls import CudaCallError, Stream
 from flowrt.kernels.nvidia.blas import Blas
+from flowrt.kernels.nvidia.calls import CudaCallError, Stream
 from flowrt.kernels.nvidia.convolutions import DIRECTIONS, as_product, convolution
 from flowrt.kernels.nvidia.dnn import Dnn
 from flowrt.kernels.nvidia.products import strided_products
 from flowrt.kernels.ops.linalg import STORED_ON_CUDA, matmul_on_cuda
 
 if TYPE_CHECKING:
-    from flowrt.kernels.cuda_copies import LibraryLaunch
+    from flowrt.kernels.cuda.copies import LibraryLaunch
     from flowrt.kernels.launch import LaunchStep
     from flowrt.kernels.nvidia.products import StridedProduct
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class CudaLibraries:
-    """The libraries of one GPU, for what is issued on one stream of its; see `flowrt.kernels.cuda_copies.Libraries`.
+    """The libraries of one GPU, for what is issued on one stream of its; see `flowrt.kernels.cuda.copies.Libraries`.
 
     Each is opened when a step first asks for it, in the thread that has the GPU's context.
     """

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flowrt.kernels.cuda_calls import CudaCallError
+from flowrt.kernels.nvidia.calls import CudaCallError
 
 WORKSPACE_AT, MEMORY_AT = 256, 64  # what addresses are multiples of: of a library's workspace, and of tensors
 

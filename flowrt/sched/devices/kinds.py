@@ -125,10 +125,10 @@ def _open(name: str, found: dict[str, Driver | None]) -> None:
 
 
 class _Cuda:
-    """NVIDIA's GPUs, or the simulator that stands for them; see `flowrt.kernels.cuda`."""
+    """NVIDIA's GPUs, or the simulator that stands for them; see `flowrt.kernels.cuda.twins`."""
 
     def count(self) -> int:
-        from flowrt.kernels.gpus import count
+        from flowrt.kernels.cuda.present import count
 
         return count()
 
@@ -136,7 +136,7 @@ class _Cuda:
         return find_kernel(op, "cuda", dtypes) is not None
 
     def open(self, index: int) -> Driver:
-        from flowrt.kernels.cuda_driver import open_driver
+        from flowrt.kernels.cuda.driver import open_driver
 
         return open_driver(index)
 

@@ -95,7 +95,7 @@ def _run_block(self: Any, place: tuple[int, ...], *args: Any) -> None:
 class SimulatedGpu:
     """A GPU of the simulator's: arrays of NumPy's, and all is done when it was asked for.
 
-    See `flowrt.kernels.cuda_copies.Gpu`. There are no streams, and what is captured is issued again, one by one.
+    See `flowrt.kernels.cuda.copies.Gpu`. There are no streams, and what is captured is issued again, one by one.
     """
 
     computing: Any = "computing"

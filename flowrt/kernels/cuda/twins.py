@@ -1,8 +1,8 @@
 """CUDA twins, compiled and launched through numba-cuda.
 
-Device memory is `flowrt.kernels.cuda_gpu.GpuArray`. In Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``, set before Numba
+Device memory is `flowrt.kernels.cuda.gpu.GpuArray`. In Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``, set before Numba
 is imported) NumPy arrays stand for it, and kernels are Python: a check of logic on tiny arrays. An application is the
-same steps as on CPUs: expressions are told how their operands lie (`cuda_walk`), twins get arrays.
+same steps as on CPUs: expressions are told how their operands lie (`walk`), twins get arrays.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from numba import cuda, typeof, types
 from numba.np.numpy_support import from_dtype
 
 from flowrt.base.spec import Spec, spec_of, stored
-from flowrt.kernels.cuda_copies import CudaCopies, Gpu, Libraries, LibraryLaunch
-from flowrt.kernels.cuda_functions import bound
-from flowrt.kernels.cuda_fused import entries_together, entrywise, expression_of
-from flowrt.kernels.cuda_walk import walk_over
+from flowrt.kernels.cuda.copies import CudaCopies, Gpu, Libraries, LibraryLaunch
+from flowrt.kernels.cuda.functions import bound
+from flowrt.kernels.cuda.fused import entries_together, entrywise, expression_of
+from flowrt.kernels.cuda.simulator import SimulatedGpu
+from flowrt.kernels.cuda.walk import walk_over
 from flowrt.kernels.language.table import Form, View
 from flowrt.kernels.language.twin import SIMULATED, THREADS
 from flowrt.kernels.launch import RUN_WORDS, LaunchStep, apply_kernel, check
 from flowrt.kernels.nvidia.library import LibraryRefusal
-from flowrt.kernels.simulator import SimulatedGpu
 
 _log = logging.getLogger(__name__)
 BLOCKS = 2 if SIMULATED else 4096  # at most; kernels loop over what is left
@@ -181,7 +181,7 @@ def open_gpu(index: int) -> Gpu:
     """The GPU of that number, for the thread that calls."""
     if SIMULATED:
         return SimulatedGpu()
-    from flowrt.kernels.cuda_gpu import CudaGpu
+    from flowrt.kernels.cuda.gpu import CudaGpu
 
     return CudaGpu(index)
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import ResourceError
-from flowrt.kernels import cuda_calls as calls
+from flowrt.kernels.nvidia import calls
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -108,7 +108,7 @@ def check_compiler() -> None:
 
 
 class CudaGpu:
-    """The GPU of that number, for the thread that makes this; see `flowrt.kernels.cuda_copies.Gpu`."""
+    """The GPU of that number, for the thread that makes this; see `flowrt.kernels.cuda.copies.Gpu`."""
 
     def __init__(self, index: int) -> None:
         from numba import cuda

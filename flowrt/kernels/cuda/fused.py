@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import cuda
 
-from flowrt.kernels.cuda_functions import on_device
+from flowrt.kernels.cuda.functions import on_device
 from flowrt.kernels.language.bits import on_bits
 from flowrt.kernels.language.expression import Expression, Member
 
 if TYPE_CHECKING:
-    from flowrt.kernels.cuda_walk import Ways
+    from flowrt.kernels.cuda.walk import Ways
     from flowrt.kernels.launch import LaunchStep
 
 LOADS = 4  # that a thread has under way at once, so that a GPU's memory is busy

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from flowrt.base.errors import DeviceLost, FlowrtError
-from flowrt.kernels.cuda import PreparedSteps, open_gpu
-from flowrt.kernels.cuda_copies import CudaCopies, Gpu
+from flowrt.kernels.cuda.copies import CudaCopies, Gpu
+from flowrt.kernels.cuda.twins import PreparedSteps, open_gpu
 from flowrt.kernels.language.twin import SIMULATED
 from flowrt.kernels.launch import RUN_WORDS, STATUS
 
@@ -93,7 +93,7 @@ _simulator = threading.Lock()
 def open_driver(index: int) -> CudaDriver:
     """The GPU of that number. Raises where it can compute nothing for this process."""
     if not SIMULATED:
-        from flowrt.kernels.cuda_gpu import check_usable
+        from flowrt.kernels.cuda.gpu import check_usable
 
         check_usable(index)
     return CudaDriver(index)

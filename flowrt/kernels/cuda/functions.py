@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numba import config, cuda
 
+from flowrt.kernels.cuda.simulator import mend_simulator
 from flowrt.kernels.language.table import JITABLES
 from flowrt.kernels.language.twin import SIMULATED
-from flowrt.kernels.simulator import mend_simulator
 
 if SIMULATED:
     mend_simulator()
