@@ -14,7 +14,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
@@ -27,14 +27,14 @@ from flowrt.base.tracebacks import brief, unmark
 from flowrt.cluster.environment import find
 from flowrt.cluster.fork_server import ForkServers, kept_servers
 from flowrt.cluster.hosts import expand_ranges
-from flowrt.cluster.node_process import close_stdin, environment, ready, send, tell_token
+from flowrt.cluster.node_process import close_stdin, environment, keys_folder, ready, send, tell_token
 from flowrt.cluster.tasks import (
     check_is_among,
     check_job,
     checked_delays,
     checked_devices,
     checked_imports,
-    checked_names,
+    checked_tasks,
     split_task,
 )
 from flowrt.finishing import to_the_end
@@ -75,6 +75,18 @@ class ClusterSpec:
         object.__setattr__(self, "token_file", token_file)
         object.__setattr__(self, "task", None)
         object.__setattr__(self, "said", "")
+
+    @classmethod
+    def at(cls, addresses: Mapping[str, str], token_file: str | None = None) -> Self:
+        """The cluster whose tasks are at these addresses; one whose address is empty is not there."""
+        jobs: dict[str, list[str]] = {}
+        for task, address in addresses.items():
+            if address:
+                job, number = split_task(task)
+                there = jobs.setdefault(job, [])
+                there += [""] * (number + 1 - len(there))
+                there[number] = address
+        return cls(jobs, token_file)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
@@ -145,14 +157,12 @@ class ClusterSpec:
 
     def placing(self, task: str, address: str) -> ClusterSpec:
         """The cluster in which ``task`` is at ``address``, or nowhere if that is empty; nobody else is there."""
-        job, number = split_task(task)
-        jobs = {name: ["" if at == address else at for at in addresses] for name, addresses in self.jobs.items()}
-        addresses = jobs.setdefault(job, [])
-        addresses += [""] * (number + 1 - len(addresses))
-        addresses[number] = address
-        while addresses and not addresses[-1]:
-            addresses.pop()
-        return ClusterSpec({name: addresses for name, addresses in jobs.items() if any(addresses)}, self.token_file)
+        there = {
+            f"/job:{job}/task:{number}": "" if at == address else at
+            for job, addresses in self.jobs.items()
+            for number, at in enumerate(addresses)
+        }
+        return ClusterSpec.at(there | {task: address}, self.token_file)
 
     @property
     def token(self) -> str:
@@ -250,27 +260,27 @@ class LocalCluster(AsyncOnly):
         tls: bool | str | os.PathLike[str] = False,
         **jobs: int,
     ) -> None:
-        self._names = checked_names(jobs)
-        self._delays = checked_delays(delays, self._names)
+        self._tasks = checked_tasks(jobs)
+        self._delays = checked_delays(delays, self._tasks)
         self._imports = checked_imports(imports)
-        self._devices = checked_devices(devices, self._names)
-        self._threads = threads or max(1, usable_cores() // len(self._names))
+        self._devices = checked_devices(devices, self._tasks)
+        self._threads = threads or max(1, usable_cores() // len(self._tasks))
         self._warm, self._log_level = warm, log_level
         self._startup, self._grace = startup, grace
         self._restart = restart
         self._tls = tls
-        self._keys: tempfile.TemporaryDirectory[str] | None = None  # made here
+        self._keys = ExitStack()  # what holds keys that were made here
         self.tls: str | None = None  # the folder of the keys
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._spec: ClusterSpec | None = None
         self.token = new_token()
         self.processes: dict[str, Process] = {}
         self._coming: set[str] = set()  # tasks that are being added
-        self._servers = ForkServers(most=1 if len(self._names) > 1 else 0)  # of our own
+        self._servers = ForkServers(most=1 if len(self._tasks) > 1 else 0)  # of our own
 
     @telling
     def __repr__(self) -> str:
-        jobs = Counter(job for job, _ in self._names)
+        jobs = Counter(split_task(task)[0] for task in self._tasks)
         counts = ", ".join(f"{job}={count}" for job, count in jobs.items())
         return f"fr.LocalCluster {counts}, {'not open' if self._spec is None else 'open'}"
 
@@ -284,7 +294,7 @@ class LocalCluster(AsyncOnly):
     @brief
     async def __aenter__(self) -> Self:
         try:
-            self.tls = self._keys_folder()
+            self.tls = keys_folder(self._tls, self._keys)
             if self._warm is not None:
                 await self._warm()
             async with asyncio.timeout(self._startup):
@@ -319,7 +329,7 @@ class LocalCluster(AsyncOnly):
             raise GraphError(f"{task} runs; kill its process before it is started again")
         close_stdin(self.processes[task])
         with self._folder() as folder:
-            process = await self._spawn(*split_task(task), folder, address[1])
+            process = await self._spawn(task, folder, address[1])
             self.processes[task] = process
             async with asyncio.timeout(self._startup):
                 await ready(task, process)
@@ -347,7 +357,7 @@ class LocalCluster(AsyncOnly):
         """Start a node that joins by one that is there; answers its address once it serves."""
         up = [place for other, place in self.spec.tasks().items() if self.processes[other].returncode is None]
         with self._folder() as folder:
-            process = self.processes[task] = await self._spawn(*split_task(task), folder, door=up[0] if up else None)
+            process = self.processes[task] = await self._spawn(task, folder, door=up[0] if up else None)
             try:
                 async with asyncio.timeout(self._startup):
                     return await ready(task, process)
@@ -409,52 +419,31 @@ class LocalCluster(AsyncOnly):
     async def _start(self) -> None:
         """Start all nodes, each on a port of its own choice, and wait until all have said theirs."""
         with self._folder() as folder:
-            for job, number in self._names:
-                self.processes[f"/job:{job}/task:{number}"] = await self._spawn(job, number, folder)
-            addresses = {task: await ready(task, process) for task, process in self.processes.items()}
-        jobs: dict[str, list[str]] = {}
-        for job, number in self._names:
-            jobs.setdefault(job, []).append(addresses[f"/job:{job}/task:{number}"])
-        self._spec = ClusterSpec(jobs)
+            for task in self._tasks:
+                self.processes[task] = await self._spawn(task, folder)
+            self._spec = ClusterSpec.at({task: await ready(task, process) for task, process in self.processes.items()})
         if self._restart:
             self._keeping = {task: asyncio.create_task(self._keep(task)) for task in self.processes}
-
-    def _keys_folder(self) -> str | None:
-        """The folder of keys, made if none was given."""
-        if not isinstance(self._tls, bool):
-            return os.fspath(self._tls)
-        if not self._tls:
-            return None
-        from flowrt.cluster.keys import ANY, make_keys  # needs an extra
-
-        self._keys = tempfile.TemporaryDirectory(prefix="flowrt-keys-")
-        make_keys(self._keys.name, [ANY])  # which last as long as the cluster
-        return self._keys.name
 
     def _where(self, task: str) -> tuple[Sequence[str], str]:
         """What is put before a node's command, and the address that it listens at: experiments put it elsewhere."""
         return (), "127.0.0.1"
 
-    async def _spawn(
-        self, job: str, number: int, folder: Path, port: int = 0, door: tuple[str, int] | None = None
-    ) -> Process:
-        process = await self._start_process(job, number, folder, port, door)
+    async def _spawn(self, task: str, folder: Path, port: int = 0, door: tuple[str, int] | None = None) -> Process:
+        process = await self._start_process(task, folder, port, door)
         tell_token(process, self.token)
         return process
 
-    async def _start_process(
-        self, job: str, number: int, folder: Path, port: int, door: tuple[str, int] | None
-    ) -> Process:
-        before, host = self._where(f"/job:{job}/task:{number}")
+    async def _start_process(self, task: str, folder: Path, port: int, door: tuple[str, int] | None) -> Process:
+        (before, host), (job, number) = self._where(task), split_task(task)
         options = {"job": job, "task": number, "bind": f"{host}:{port}", "token-file": "-"}
         options |= {"threads": self._threads, "log-level": self._log_level}
         options |= {} if self.tls is None else {"tls": self.tls}
         if door is not None:
             options["join"] = f"{door[0]}:{door[1]}"
-        if (devices := self._devices.get(f"/job:{job}/task:{number}")) is not None:
+        if (devices := self._devices.get(task)) is not None:
             options["devices"] = ",".join(devices)
-        delay = self._delays.get(f"/job:{job}/task:{number}")
-        if delay is not None:
+        if (delay := self._delays.get(task)) is not None:
             file = folder / f"{job}-{number}.delay"  # a trace may be longer than an argument
             file.write_text(str(delay), encoding="utf-8")
             options["delay"] = f"@{file}"
@@ -491,8 +480,7 @@ class LocalCluster(AsyncOnly):
                 send(process, "kill")
             await self._wait()
         self._servers.close()
-        if self._keys is not None:
-            self._keys.cleanup()
+        self._keys.close()
 
     async def _wait(self) -> None:
         for process in self.processes.values():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
 
 from flowrt.base.errors import ResourceError
@@ -45,6 +46,22 @@ def environment(threads: int, paths: Iterable[str]) -> dict[str, str]:
     """Ours, with the libraries' own threads bounded, and this very flowrt to be found first, then ``paths``."""
     path = search_path(os.path.abspath(path) for path in paths)
     return os.environ | dict.fromkeys(_THREADS, str(threads)) | {"PYTHONPATH": path}
+
+
+def keys_folder(asked: bool | str | os.PathLike[str], made: ExitStack) -> str | None:
+    """The folder of a cluster's keys, if some are ``asked`` for: that one, or one whose keys are made here.
+
+    What is made lasts until ``made`` is closed, as long as the cluster.
+    """
+    if not isinstance(asked, bool):
+        return os.fspath(asked)
+    if not asked:
+        return None
+    from flowrt.cluster.keys import ANY, make_keys  # needs an extra
+
+    folder = made.enter_context(TemporaryDirectory(prefix="flowrt-keys-"))
+    make_keys(folder, [ANY])
+    return folder
 
 
 def address_in(task: str, line: str) -> str | None:

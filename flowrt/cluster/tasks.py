@@ -41,8 +41,8 @@ def check_is_among(task: str, tasks: Iterable[str]) -> None:
     raise GraphError(f"{task} is not in the cluster, which has {', '.join(there)}")
 
 
-def checked_names(jobs: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The job and number of each of so many tasks. Raises `GraphError` for what makes no cluster."""
+def checked_tasks(jobs: Mapping[str, int]) -> list[str]:
+    """The names of so many tasks of each job. Raises `GraphError` for what makes no cluster."""
     for job, count in jobs.items():
         check_job(job)
         meant = argument_meant(job, ("worker", "ps", "threads"))
@@ -50,13 +50,13 @@ def checked_names(jobs: Mapping[str, int]) -> list[tuple[str, int]]:
             raise GraphError(f"{user_site()}: {job}={count!r} would be so many tasks of a job {job!r}; write {meant}=")
         if not isinstance(count, int) or count < 0:
             raise GraphError(f"{job}={count!r}: a job has a number of tasks, from 0 up")
-    names = [(job, number) for job, count in jobs.items() for number in range(count)]
-    if not names:
+    tasks = [f"/job:{job}/task:{number}" for job, count in jobs.items() for number in range(count)]
+    if not tasks:
         raise GraphError("a cluster needs a task; worker=1 would be one")
-    return names
+    return tasks
 
 
-def checked_delays(delays: Mapping[str, str | float | Delay] | None, names: Sequence[tuple[str, int]]) -> Delays:
+def checked_delays(delays: Mapping[str, str | float | Delay] | None, tasks: Iterable[str]) -> Delays:
     """The delays of tasks, parsed. Raises `GraphError` for what is none, or no task's."""
     if not delays:
         return {}
@@ -67,16 +67,15 @@ def checked_delays(delays: Mapping[str, str | float | Delay] | None, names: Sequ
     from flowrt.delays import parse  # for experiments alone
 
     parsed = {task: parse(delay) for task, delay in delays.items()}
-    for task in parsed.keys() - {f"/job:{job}/task:{number}" for job, number in names}:
+    for task in parsed.keys() - set(tasks):
         raise GraphError(f"{user_site()}: a delay is given for {task}, which is not in the cluster")
     return parsed
 
 
-def checked_devices(devices: Devices, names: Sequence[tuple[str, int]]) -> dict[str, tuple[str, ...]]:
+def checked_devices(devices: Devices, tasks: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The devices that tasks look for, given for all or by task. Raises `GraphError` for what is none, or no task's."""
-    tasks = {f"/job:{job}/task:{number}" for job, number in names}
     by_task = devices if isinstance(devices, Mapping) else {} if devices is None else dict.fromkeys(tasks, devices)
-    for task in by_task.keys() - tasks:
+    for task in by_task.keys() - set(tasks):
         raise GraphError(f"{user_site()}: devices are given for {task}, which is not in the cluster")
     try:
         return {task: check_names(asked) for task, asked in by_task.items()}

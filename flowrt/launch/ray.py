@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,7 +25,8 @@ from flowrt.base.errors import ClosedError, GraphError, ResourceError, user_site
 from flowrt.base.tracebacks import brief, unmark
 from flowrt.base.valueclass import valueclass
 from flowrt.cluster.cluster import ClusterSpec, parse_address
-from flowrt.cluster.tasks import check_is_among, check_job, checked_delays, checked_imports, checked_names, split_task
+from flowrt.cluster.node_process import keys_folder
+from flowrt.cluster.tasks import check_is_among, check_job, checked_delays, checked_imports, checked_tasks, split_task
 from flowrt.finishing import to_the_end
 from flowrt.launch.ray_driver import connect_to_ray
 from flowrt.launch.ray_node import KEYS, RayNode, save_keys
@@ -36,6 +36,8 @@ from flowrt.net.wire.messages import root_error
 from flowrt.progress import Activity
 
 if TYPE_CHECKING:
+    import os
+
     from flowrt.delays import Delay
 
 Tell: TypeAlias = "Callable[[str, tuple[str, int]], None]"
@@ -100,8 +102,8 @@ class Cluster(AsyncOnly):
     ) -> None:
         self._ray = _import_ray()
         self._attaches = name is not None and not jobs
-        self._tasks = [] if self._attaches else [f"/job:{job}/task:{number}" for job, number in checked_names(jobs)]
-        self._delays = checked_delays(delays, [split_task(task) for task in self._tasks])
+        self._tasks = [] if self._attaches else checked_tasks(jobs)
+        self._delays = checked_delays(delays, self._tasks)
         self._resources = _checked_resources(resources or {}, jobs, self._tasks)
         self._imports = checked_imports(imports)
         self._detached = detached or self._attaches
@@ -178,17 +180,7 @@ class Cluster(AsyncOnly):
         alone = hosts == {here} and not self._tls
         self._home = here if alone or self._tls is False else ""
         if not self._home and not self._attaches:
-            self.tls = self._keys_folder()
-
-    def _keys_folder(self) -> str:
-        """The folder of keys, made if none was given."""
-        if self._tls is not None and not isinstance(self._tls, bool):
-            return os.fspath(self._tls)
-        from flowrt.cluster.keys import ANY, make_keys  # needs an extra
-
-        folder = self._keys.enter_context(TemporaryDirectory(prefix="flowrt-keys-"))
-        make_keys(folder, [ANY])  # which last as long as the cluster
-        return folder
+            self.tls = keys_folder(True if self._tls is None else self._tls, self._keys)
 
     async def _start(self) -> None:
         if self._attaches:
@@ -200,14 +192,7 @@ class Cluster(AsyncOnly):
             )
         else:
             self._actors = {task: self._create(task) for task in self._tasks}
-        addresses = await self._all_up(self._tasks)
-        jobs: dict[str, list[str]] = {}
-        for task in sorted(self._tasks, key=split_task):
-            job, number = split_task(task)
-            there = jobs.setdefault(job, [])
-            there += [""] * (number + 1 - len(there))
-            there[number] = addresses[task]
-        self._spec = ClusterSpec(jobs)
+        self._spec = ClusterSpec.at(await self._all_up(sorted(self._tasks, key=split_task)))
         for task in self._tasks:
             self._watches[task] = asyncio.create_task(self._watch(task))
 

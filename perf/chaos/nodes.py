@@ -28,9 +28,9 @@ class Cluster(fr.LocalCluster):
         found = self._awaited[task] = asyncio.get_running_loop().create_future()
         return found
 
-    async def _spawn(self, job: str, number: int, *more: Any) -> Process:
-        process = await super()._spawn(job, number, *more)
-        awaited = self._awaited.pop(f"/job:{job}/task:{number}", None)
+    async def _spawn(self, task: str, *more: Any) -> Process:
+        process = await super()._spawn(task, *more)
+        awaited = self._awaited.pop(task, None)
         if awaited is not None and not awaited.done():
             awaited.set_result(time.monotonic())
         return process
