@@ -27,15 +27,15 @@ FLOAT = np.dtype(np.float32)
 
 def test_what_is_held_is_counted_until_nobody_refers_to_it() -> None:
     memory = Memory()
-    first = memory.empty((1000, 2), FLOAT)
-    second = memory.empty((3000,), FLOAT)
+    first = memory.empty((5000, 2), FLOAT)
+    second = memory.empty((15_000,), FLOAT)
     part = first[10:20]
-    assert memory.held == 20_000
+    assert memory.held == 100_000
     del first, second
-    assert memory.held == 8000, "a view keeps the whole"
-    assert memory.statistics().peak == 20_000
+    assert memory.held == 40_000, "a view keeps the whole"
+    assert memory.statistics().peak == 100_000
     memory.forget_peak()
-    assert memory.statistics().peak == 8000
+    assert memory.statistics().peak == 40_000
     del part
     gc.collect()
     assert memory.held == 0
@@ -43,19 +43,19 @@ def test_what_is_held_is_counted_until_nobody_refers_to_it() -> None:
 
 def test_arrays_that_are_gone_are_taken_off_before_a_peak_is_told_and_some_of_them_at_least() -> None:
     memory = Memory()
-    kept = [memory.empty((2000,), FLOAT) for _ in range(4)]
+    kept = [memory.empty((5000,), FLOAT) for _ in range(4)]
     del kept
     for _ in range(10 * UNSETTLED):
-        memory.empty((2000,), FLOAT)
+        memory.empty((5000,), FLOAT)
         assert len(memory._happened) <= UNSETTLED
-    assert memory.statistics() == MemoryStatistics(0, 32_000, None)
-    more = [memory.empty((2000,), FLOAT) for _ in range(5)]
-    assert memory.statistics() == MemoryStatistics(8000 * len(more), 40_000, None)
+    assert memory.statistics() == MemoryStatistics(0, 80_000, None)
+    more = [memory.empty((5000,), FLOAT) for _ in range(5)]
+    assert memory.statistics() == MemoryStatistics(20_000 * len(more), 100_000, None)
 
 
 def test_what_is_to_last_begins_at_a_cache_line_and_is_counted_while_any_of_it_is_in_use() -> None:
     memory = Memory()
-    for shape in ((1 << 12,), (1001, 3), (1 << 20, 2)):
+    for shape in ((1 << 12,), (2001, 3), (1 << 20, 2)):
         array = memory.lasting(shape, np.dtype(np.float32))
         assert (array.shape, array.dtype, array.flags.c_contiguous) == (shape, np.float32, True)
         assert array.ctypes.data % 64 == 0
@@ -71,7 +71,7 @@ def test_small_arrays_are_not_worth_their_count() -> None:
     memory = Memory(limit=0)
     assert memory.empty((COUNTED // 4 - 1,), FLOAT).nbytes < COUNTED
     assert memory.held == 0
-    with pytest.raises(ResourceError, match=r"no memory for 4\.0 KiB more: 0 bytes are held, and the"):
+    with pytest.raises(ResourceError, match=r"no memory for 16\.0 KiB more: 0 bytes are held, and the"):
         memory.empty((COUNTED // 4,), FLOAT)
 
 
@@ -142,11 +142,11 @@ def test_no_more_is_kept_idle_than_half_the_limit() -> None:
 
 
 def test_many_threads_count_exactly_and_never_go_over_the_limit() -> None:
-    memory = Memory(limit=40_000)
+    memory = Memory(limit=160_000)
 
     def work(seed: int) -> int:
         refused, kept = 0, []
-        for size in np.random.default_rng(seed).integers(1024, 4000, 300):
+        for size in np.random.default_rng(seed).integers(4096, 16_000, 300):
             try:
                 kept.append(memory.empty((int(size),), FLOAT))
             except ResourceError:
@@ -158,7 +158,7 @@ def test_many_threads_count_exactly_and_never_go_over_the_limit() -> None:
         assert sum(pool.map(work, range(4))) > 0
     gc.collect()
     assert memory.held == 0
-    assert memory.statistics().peak <= 40_000
+    assert memory.statistics().peak <= 160_000
 
 
 def test_a_copy_is_contiguous_and_counted() -> None:

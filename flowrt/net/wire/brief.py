@@ -30,7 +30,7 @@ _PREFIX = _HEAD - _BEGIN
 _MOST = 1 << 10  # bytes of a head
 _CODE = 3  # bytes of a dtype in the description of an array
 _JOINED = 1 << 14  # bytes of arrays that are cheaper to copy behind the header than to hand on one by one
-_UNCOUNTED = 1 << 12  # bytes from which on memory is counted, so that it is to be asked for
+_UNCOUNTED = 1 << 14  # bytes from which on memory is counted, so that it is to be asked for
 _KEPT = 64  # tables of descriptions, each shorter than such a header
 # What `decode_whole` stays within: its arrays lie in the window that is decoded.
 _LONGEST = 1 << 15

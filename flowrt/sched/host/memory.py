@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-COUNTED = 4096  # bytes
+COUNTED = 16 << 10  # bytes, which are copied in as little time as it takes to count them
 UNSETTLED = 64  # arrays that were made, or are gone, and are yet to be counted so, at most, where there is no limit
 LINE = 64  # bytes that memory answers at once
 LOOKED_AT = 64 << 20  # bytes below which nobody looks at what the machine has left, which takes some 50 µs

@@ -1,4 +1,5 @@
-"""flowrt's side of perf/null_step.py: `fr.train.Replicated` on a `fr.LocalCluster`, as a program would write it.
+"""flowrt's side of perf/null_step.py: `fr.train.Replicated` on a `fr.LocalCluster`, as a program would write it, on
+uvloop.
 
 ahead    the same with ``ahead=8``: the nodes need not wait for the client
 tcp      the same by sockets, as between hosts
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import uvloop
 from sides import processes as p
 from sides.cluster import messages, roles
 from sides.null_step import data as d
@@ -89,5 +91,5 @@ async def serve(a: p.Settings) -> None:
 
 
 if __name__ == "__main__":
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(p.settings()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+import uvloop
 from sides import processes as p
 from sides.cluster import messages, roles
 from sides.replicas import data as d
@@ -52,5 +53,5 @@ async def serve(a: p.Settings) -> None:
 
 
 if __name__ == "__main__":
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(p.settings()))
