@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from flowrt.base.errors import NodeLost
+from flowrt.base.errors import FlowrtError, NodeLost
 from flowrt.progress import Activity
 from flowrt.train.program import where_lost
 
@@ -64,6 +64,15 @@ def _missing(trainer: Built, runner: Runner) -> str:
 def _named(tasks: Sequence[str]) -> str:
     more = f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else ""
     return ", ".join(tasks[:NAMED]) + more
+
+
+def explained(trainer: Built, error: FlowrtError, gone: Sequence[int], version: int) -> FlowrtError:
+    """Why a run has ended at ``version``, with the nodes of the replicas that are ``gone``; where these alone are no
+    reason, with what else ``error`` tells, as of memory that was short."""
+    if not isinstance(error, NodeLost) or not gone:
+        return error
+    why = too_few(trainer, gone) if trainer.replicas - len(gone) < trainer.least else error
+    return NodeLost(f"training stopped at step {version + 1}: {why}")
 
 
 def too_few(trainer: Built, gone: Sequence[int]) -> str:

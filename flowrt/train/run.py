@@ -24,7 +24,7 @@ from flowrt.sched.versions.opening import Go
 from flowrt.train.changes import Changes
 from flowrt.train.copies import copies_known
 from flowrt.train.deviceless import Deviceless
-from flowrt.train.enough import tell_silent, too_few, wait_for_replicas
+from flowrt.train.enough import explained, tell_silent, wait_for_replicas
 from flowrt.train.opening import agree, who
 from flowrt.train.program import Program, away, births_of, where_lost
 from flowrt.train.watching import Watcher
@@ -445,15 +445,10 @@ class Run:
     def _finish(self, ended: Ended) -> None:
         """Raise why the run has ended, if it is not that there are no more batches."""
         if ended.error:
-            raise self._explained(as_error(ended.error, ended.text), max(ended.version, self._seen))
+            error = as_error(ended.error, ended.text)
+            raise explained(self._trainer, error, sorted(self._lost), max(ended.version, self._seen))
         if self._supply.error is not None:
             raise self._supply.error
-
-    def _explained(self, error: FlowrtError, version: int) -> FlowrtError:
-        """``error``, with the names of the nodes that are gone."""
-        if not isinstance(error, NodeLost) or not self._lost:
-            return error
-        return NodeLost(f"training stopped at step {version + 1}: {too_few(self._trainer, sorted(self._lost))}")
 
     async def rest(self) -> None:
         """Watch no more who is there, and hand nothing out."""

@@ -7,7 +7,9 @@ import contextlib
 import itertools
 import os
 import random
+import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import flowrt as fr
 from flowrt.base import codec
 from flowrt.net.master.peers import Peers
 from flowrt.net.wire.messages import Command, from_data
+from flowrt.train.enough import explained
 
 if TYPE_CHECKING:
     from flowrt.net.peer import Peer
@@ -82,6 +85,22 @@ async def test_the_slow_are_not_waited_for_and_the_dead_are_named() -> None:
                 await some(steps, 100)
         with pytest.raises(fr.NodeLost, match=f"training cannot begin: .*needs 2 of 4 replicas.*{first}, {second}"):
             await some(trainer.steps(session, batches()), 1)
+
+
+@pytest.mark.parametrize(
+    ("gone", "says"),
+    [
+        ([1], "at step 5: version 4 needs 2 updates; replica 0: out of memory"),
+        ([1, 2], "at step 5: .* needs 2 of 3 replicas, and 2 were lost: /job:worker/task:1, /job:worker/task:2"),
+    ],
+)
+def test_lost_nodes_are_told_where_they_are_why_training_stopped_and_else_all_that_is(
+    gone: list[int], says: str
+) -> None:
+    nodes = [f"/job:worker/task:{n}" for n in range(3)]
+    trainer: Any = SimpleNamespace(policy=fr.train.FirstOf(2), replicas=3, least=2, nodes=nodes)
+    told = fr.NodeLost("version 4 needs 2 updates; replica 0: out of memory")
+    assert re.fullmatch(f"training stopped {says}", str(explained(trainer, told, gone, 4)))
 
 
 async def test_a_model_that_writes_what_lies_on_a_server_is_told_what_to_do() -> None:

@@ -117,6 +117,7 @@ class World:
         self.ways: dict[tuple[str, str], deque[Any]] = {}
         self.client: list[Any] = []
         self.used: list[tuple[int, int, int]] = []  # (replica, version, batch) of each tower that ended
+        self.applies: dict[int, FakePlan] = {}  # by server
         self.spoiled: set[int] = set()  # replicas whose updates are not finite
         self.alive = True
         self.hosts = {task: FakeHost(task) for task in (*self.servers, *self.workers)}
@@ -161,7 +162,8 @@ class World:
             return []
 
         gather = FakePlan([NUMBER], lambda feeds, _: [host.get("w", NUMBER).copy(), feeds[0]])
-        plans = [FakePlan([*[NUMBER] * members, COUNT], apply), gather]
+        self.applies[number] = FakePlan([*[NUMBER] * members, COUNT], apply)
+        plans = [self.applies[number], gather]
         role = BeginServer(
             run=run,
             container="",

@@ -259,7 +259,7 @@ class Unpacking:
         try:
             made, packings = self._begin(updates)
             if not is_short(packings):
-                return self._way.tasks.start(self._unpack(made, packings, then, failed))
+                return self._way.start(self._unpack(made, packings, then, failed))
             compute_now(packings)
         except Exception as error:
             failed(error)

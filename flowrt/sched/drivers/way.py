@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -46,7 +46,8 @@ class Way:
     """How a driver of a run reaches the others, computes, and knows the time.
 
     ``epoch`` is its client's master's, ``origin`` that of whose plans it computes. While the host is traced, messages
-    are sent by ``noting``, which notes them. Where the host is to be slow, ``striking`` says by how much.
+    are sent by ``noting``, which notes them. Where the host is to be slow, ``striking`` says by how much. ``fell`` is
+    called with what a task of the driver raised, which nobody awaits.
     """
 
     host: Host
@@ -59,6 +60,11 @@ class Way:
     striking: Striking | None = None
     origin: str = ""
     noting: Send | None = None
+    fell: Failed | None = None
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Have ``work`` run as a task of the driver's."""
+        return self.tasks.start(work, self.fell)
 
     def post(self, peer: str, message: Any) -> None:
         """Send a message, if there is a way to send it by: who is told that it broke posts again."""
@@ -79,14 +85,14 @@ class Way:
         if at and self.striking is not None:
             self.striking.freeze(step[0])
             if late := self.striking.seconds(step[0], at):
-                return self.tasks.start(self._compute(plan, feeds, step, then, failed, late))
+                return self.start(self._compute(plan, feeds, step, then, failed, late))
         try:
             fetches = plan.run_now(feeds, step[0])
         except Exception as error:
             failed(error)
             return None
         if fetches is None:
-            return self.tasks.start(self._compute(plan, feeds, step, then, failed))
+            return self.start(self._compute(plan, feeds, step, then, failed))
         then(fetches)
         return None
 

@@ -103,7 +103,7 @@ class Replica:
     def start(self) -> None:
         """Ask every server for its values."""
         if self._reader is not None:
-            self._reads = self.way.tasks.start(self._reader.run())
+            self._reads = self.way.start(self._reader.run())
         for server, version in enumerate(self._at):
             self._see(server, version)
 
@@ -281,7 +281,7 @@ class Replica:
         if self._rounds is not None:
             self._on, self._used = version, number
             self._pulse.start()
-            self.task = self.way.tasks.start(self._take_steps(self._rounds, version, first))
+            self.task = self.way.start(self._take_steps(self._rounds, version, first))
             self.task.add_done_callback(self._ended)
             return
         batch = self._batches[number]

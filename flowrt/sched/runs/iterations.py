@@ -135,10 +135,13 @@ class Iterations:
         try:
             driver.hear(message)
         except Exception as error:
-            _log.exception("%s: a run of %r failed", self._host.task, driver.role.group)
-            ended = Ended(driver.role.run, -1, *name_error(error), whole=False)
-            driver.way.post(CLIENT, ended)
-            self._end(driver.role.run, False)
+            self._fall(driver.role, driver.way, error)
+
+    def _fall(self, role: BeginServer | BeginReplica, way: Way, error: BaseException) -> None:
+        """End a run here in which a driver failed."""
+        _log.error("%s: a run of %r failed", self._host.task, role.group, exc_info=error)
+        way.post(CLIENT, Ended(role.run, -1, *name_error(error), whole=False))
+        self._end(role.run, False)
 
     def broken(self, peer: str, epoch: str) -> None:
         """Have drivers post again what ``peer``, the client of ``epoch`` if it is one, may not have heard."""
@@ -329,9 +332,10 @@ class Iterations:
     def _way(self, asked: BeginServer | BeginReplica, epoch: str, number: int, count: int) -> Way:
         """The way of driver ``number`` of ``count``."""
         way = self._plain_way(asked.run, asked.seed, epoch)
-        if self._slowness is None:
-            return way
-        return replace(way, send=self._send_late, striking=self._slowness.of(asked.seed, number, count))
+        if self._slowness is not None:
+            way = replace(way, send=self._send_late, striking=self._slowness.of(asked.seed, number, count))
+        way.fell = partial(self._fall, asked, way)
+        return way
 
     def _plain_way(self, run: int, seed: int, epoch: str) -> Way:
         """One that nothing makes slow."""

@@ -64,7 +64,7 @@ class Combiner:
             failed(error)
             return None
         if made is None:
-            return self._way.tasks.start(self._compute(updates, sums, weights, then, failed))
+            return self._way.start(self._compute(updates, sums, weights, then, failed))
         then(made)
         return None
 

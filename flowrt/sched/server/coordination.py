@@ -422,10 +422,12 @@ class Coordination:
     def _applied(self, server: int, version: int, now: float, square: float) -> None:
         made = self._steady.publish(server, version, now, square)
         if made is not None:
-            self._publish(self.version)
-            report = self._reporting.report(made, now)
-            self._reporting.forget(self._steady.oldest)
-            self._keep(report)
+            try:
+                self._publish(self.version)
+            finally:  # where it cannot be told, that is an end, of which the client hears after this
+                report = self._reporting.report(made, now)
+                self._reporting.forget(self._steady.oldest)
+                self._keep(report)
             if asking.prepares(self._steady.policy):
                 asyncio.get_running_loop().call_soon(self._prepare)
         self._see_rest()
@@ -464,6 +466,10 @@ class Coordination:
         elif failed.error in PASSING and (stuck is None or stuck.cause is Cause.EXHAUSTED):
             self._value = value
             self._reporting.failed[replica] = failed
+        elif stuck is not None:
+            self._reporting.failed[replica] = failed
+            error, text = self._reporting.why(stuck, self._role.replicas)
+            self.end(failed.error if self._role.floor else error, text)  # who comes has no more memory
         else:
             self._stop(failed, self._role.replicas[replica])
 

@@ -104,7 +104,7 @@ class Gathering:
             return None
         if rows is None:
             self._taking += 1
-            self._way.tasks.start(self._take_and_post(replica, version, number, wanted))
+            self._way.start(self._take_and_post(replica, version, number, wanted))
         return rows
 
     async def _take_and_post(self, replica: int, version: int, number: int, wanted: Sequence[Array]) -> None:

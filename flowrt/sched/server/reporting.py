@@ -102,7 +102,7 @@ class Reporting:
         self._heard, self.whole, self.failed = {}, {}, {}
         return report
 
-    def why(self, stuck: Stuck, nodes: Sequence[str], floor: bool) -> tuple[str, str]:
+    def why(self, stuck: Stuck, nodes: Sequence[str], floor: bool = False) -> tuple[str, str]:
         """Why a run ends that is stuck: nothing where its batches have come to their end.
 
         What replicas had no memory for is told where their updates would have been enough; unless there is a ``floor``
@@ -110,20 +110,22 @@ class Reporting:
         """
         failed = self.failed.values()
         short = {each.replica: each.text for each in failed if each.error == ResourceError.__name__}
+        if floor and stuck.cause is Cause.LOST:
+            short = {}
+        replicas = sorted(short)
+        alone = "; ".join([f"on {nodes[replica]}: {short[replica]}" for replica in replicas])
+        beside = [f"replica {replica}: {short[replica]}" for replica in replicas]
         match stuck.cause:
             case Cause.EXHAUSTED:
                 enough = short and len({*stuck.able, *stuck.refused, *short}) >= stuck.needed
-                told = [f"on {nodes[replica]}: {short[replica]}" for replica in sorted(short)]
-                return (ResourceError.__name__, "; ".join(told)) if enough else ("", "")
+                return (ResourceError.__name__, alone) if enough else ("", "")
+            case Cause.LOST if short and short.keys() >= {*stuck.lost}:
+                return ResourceError.__name__, alone
             case Cause.LOST:
-                if floor:
-                    short = {}
-                error = ResourceError if short.keys() >= {*stuck.lost} else NodeLost
-                told = [f"replica {replica}: {text}" for replica, text in sorted(short.items())]
-                return error.__name__, "; ".join([stuck.told(nodes), *told])
+                return NodeLost.__name__, "; ".join([stuck.told(nodes), *beside])
             case Cause.REFUSED:
                 fix = "lower the learning rate, or clip the gradients by optim.clip_by_global_norm"
-                return FlowrtError.__name__, f"{stuck.told(nodes)}; {fix}"
+                return FlowrtError.__name__, "; ".join([stuck.told(nodes), *beside, fix])
 
     def forget(self, oldest: Callable[[int], int]) -> None:
         """Forget what came with updates that count no more: ``oldest`` says by replica which versions' still do."""

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from iteration_world import RUN, World, begun
+from iteration_world import COUNT, RUN, World, begun
 
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import RemoteError
 from flowrt.sched.drivers.inquiries import Lacking, Look, Settle
-from flowrt.sched.drivers.messages import ApplyOrder, Ended, Failed, Held, Lost, NewVersion, Stop, Update
+from flowrt.sched.drivers.messages import ApplyOrder, Ended, Failed, Held, Lost, NewVersion, Report, Stop, Update
 from flowrt.sched.runs import iterations as iterations_module
 from flowrt.sched.runs.iterations import left_from_data
 from flowrt.sched.server.reporting import OUTCOMES
@@ -336,22 +336,31 @@ async def test_where_too_few_towers_have_memory_the_run_ends_with_that_error() -
         made.settle()
         ended = made.ended()
         assert ended is not None
-        assert (ended.error, ended.text) == ("ResourceError", "on /job:worker/task:1: out of memory: no room")
+        short = "out of memory: no room"
+        told = f"on /job:worker/task:0: {short}; on /job:worker/task:1: {short}"
+        assert (ended.error, ended.text) == ("ResourceError", told)
         assert made.state() == [(0, 0)]
 
 
-async def test_where_a_replica_is_lost_beside_one_without_memory_the_run_ends_with_both() -> None:
+@pytest.mark.parametrize("lost_first", [False, True])
+async def test_where_a_replica_is_lost_beside_one_without_memory_the_run_ends_with_both(lost_first: bool) -> None:
     async with world(3, take=2) as made:
         made.towers[0].compute = short_of_memory
         made.allow(9)
-        made.give(0, 1)
-        made.settle()
+        if not lost_first:
+            made.give(0, 1)
+            made.settle()
         made.tell(made.servers[0], Lost(RUN, 1))
         made.settle()
+        if lost_first:
+            assert made.ended() is None
+            made.give(0, 1)
+            made.settle()
         ended = made.ended()
         assert ended is not None
         assert ended.error == "NodeLost"
         assert "replicas lost [0, 1]" in ended.text
+        assert "replica 1 is /job:worker/task:1" in ended.text
         assert ended.text.endswith("; replica 0: out of memory: no room")
 
 
@@ -383,6 +392,36 @@ async def test_a_server_without_memory_for_what_a_replica_asks_ends_the_run() ->
         ended = made.ended()
         assert ended is not None
         assert (ended.error, ended.text) == ("ResourceError", f"on {made.servers[1]}: out of memory: rows")
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("server", [0, 1])
+async def test_where_a_version_cannot_be_told_the_run_ends_after_the_reports(slow: bool, server: int) -> None:
+    async with world(2, 2) as made:
+        variables = made.hosts[made.servers[server]].variables
+        value = variables.value
+
+        def value_once_moved(name: Any, spec: Any) -> Any:
+            if value(("", "step"), COUNT) == 1:
+                raise MemoryError("no room")
+            return value(name, spec)
+
+        variables.value = value_once_moved  # type: ignore[method-assign]
+        made.applies[server].slow = slow
+        made.allow(9)
+        for replica in range(2):
+            made.give(replica, 1)
+        made.settle()
+        if slow:
+            made.applies[server].go.set()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            made.settle()
+        ended = made.ended()
+        assert ended is not None
+        assert (ended.error, ended.text) == ("ResourceError", "out of memory: no room")
+        if not server:
+            assert [type(message) for message in made.client] == [Report, Ended]
 
 
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
