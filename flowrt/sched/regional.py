@@ -69,7 +69,7 @@ class RegionRunner:
         if laid is not None and laid[0] is variables and laid[1] == variables.changes:
             alive = [reference() for reference in laid[3]]  # should someone reset them while the tape runs
             if laid[1] == variables.changes:
-                outputs = tape.run_at(words, inputs, laid[2], crew=crew, tracer=self._host.tracer)
+                outputs = tape.run(words, inputs, laid[2], crew=crew, tracer=self._host.tracer)
                 del alive
                 return outputs
         return self._run_tape(tape, inputs, words)
@@ -81,7 +81,7 @@ class RegionRunner:
         memory, begun = self._memory(tape)
         places = [address(value) for value in memory]
         host = self._host
-        outputs = tape.run_at(words, inputs, places, crew=host.lanes.crew, tracer=host.tracer)
+        outputs = tape.run(words, inputs, places, crew=host.lanes.crew, tracer=host.tracer)
         for name, value in begun.items():
             variables.begin(name, value)
         if not begun:
@@ -100,7 +100,7 @@ class RegionRunner:
         places = [address(value) for value in {**values, **moved}.values()]
         old = [address(value) for value in memory] if lent else ()
         crew, tracer = self._host.lanes.crew, self._host.tracer
-        outputs = tape.run_at(words, inputs, places, crew=crew, before=before, old=old, tracer=tracer)
+        outputs = tape.run(words, inputs, places, crew=crew, before=before, old=old, tracer=tracer)
         for name, value in moved.items():
             variables.begin(name, value)
         return outputs

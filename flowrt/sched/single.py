@@ -227,7 +227,7 @@ class BodyRunner:
 
 
 def _run_tape(tape: Tape, inputs: Sequence[Array], words: Array) -> list[Array]:
-    return tape.run_at(words, inputs, ())
+    return tape.run(words, inputs)
 
 
 class StackRunner(GuessingRunner):

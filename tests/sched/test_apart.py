@@ -40,7 +40,7 @@ def run_apart(
     held = {name: state[name].copy() for _, name in tape.variables}
     new = {name: np.full_like(value, np.nan) if name in apart else value for name, value in held.items()}
     old = [address(value) for value in held.values()]
-    outputs = tape.run_at(words(), inputs, [address(value) for value in new.values()], crew=crew, old=old)
+    outputs = tape.run(words(), inputs, [address(value) for value in new.values()], crew=crew, old=old)
     for name in apart:
         np.testing.assert_array_equal(held[name], state[name], err_msg=f"{name}, where it was")
     return outputs, {**state, **new}

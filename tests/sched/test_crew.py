@@ -26,7 +26,7 @@ from flowrt.op import no_gradient
 from flowrt.sched.host.lanes import Crew
 from flowrt.sched.tape import schedule
 from flowrt.sched.tape.pace import Pace
-from flowrt.sched.tape.tape import CANCELLED
+from flowrt.sched.tape.tape import CANCELLED, address
 from flowrt.sched.tape.tapes import Tapes
 from flowrt.typed import op
 
@@ -127,7 +127,7 @@ def test_random_plans_agree_with_numpy_on_several_threads(seed: int, monkeypatch
     for _ in range(3):
         with np.errstate(all="ignore"):
             expected = interpret(plan, feeds, expected_state)
-        outputs = tape.run(words(), inputs, [state[name] for _, name in tape.variables], crew=crew)
+        outputs = tape.run(words(), inputs, [address(state[name]) for _, name in tape.variables], crew=crew)
         for value, output in zip(region.outputs, outputs, strict=True):
             np.testing.assert_array_equal(output, expected[value], err_msg=f"seed {seed}, value {value}")
         for name in state:
@@ -174,7 +174,7 @@ def test_nothing_that_waits_for_a_check_runs_after_it_failed(crew: Crew, monkeyp
     tape = divided(tape_of(plan, bad, array(3)), plan, crew, monkeypatch)
     for _ in range(100):
         with pytest.raises(FlowrtError, match="crew_test_checked"):
-            tape.run(words(), [bad, np.ones(3, np.float32)], [v], crew=crew)
+            tape.run(words(), [bad, np.ones(3, np.float32)], [address(v)], crew=crew)
         assert v.tolist() == [0, 0, 0]
 
 

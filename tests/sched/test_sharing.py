@@ -19,7 +19,7 @@ from flowrt.sched.regions.recorded import ARENA_SLOT, Recording
 from flowrt.sched.regions.regions import find_regions
 from flowrt.sched.regions.sharing import may_overwrite, share
 from flowrt.sched.tape.recording import record
-from flowrt.sched.tape.tape import Tape
+from flowrt.sched.tape.tape import Tape, address
 from flowrt.typed import op
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(plan: Plan, state: dict[str, Array], *inputs: Array) -> list[Array]:
     (region,) = find_regions(plan, lambda node: False)
     inputs = tuple(inputs[v] for v in region.inputs)
     tape = Tape(plan, region, [spec_of(a) for a in inputs])
-    return tape.run(np.zeros(RUN_WORDS, np.int64), inputs, [state[name] for _, name in tape.variables])
+    return tape.run(np.zeros(RUN_WORDS, np.int64), inputs, [address(state[name]) for _, name in tape.variables])
 
 
 def agree(plan: Plan, state: dict[str, Array], *inputs: Array) -> None:

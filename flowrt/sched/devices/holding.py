@@ -43,9 +43,13 @@ class Holding:
         return {name: node.site for node in nodes for name in resources_of(node)}
 
     def held(self, name: Name, spec: Spec) -> DeviceArray:
-        """What a variable holds."""
+        """What a variable holds, moved here if it is elsewhere."""
         value: Any = self._variables.value(name, spec)
-        return self._moved(name, value)
+        if not isinstance(value, DeviceArray):
+            value = self._arena.hold(value, self.where(name))
+            self._variables.begin(name, value)
+        held: DeviceArray = value
+        return held
 
     def is_here(self, name: Name, spec: Spec) -> bool:
         """Whether a variable lies on the device already."""
@@ -70,10 +74,6 @@ class Holding:
         made = self._begun[name] = self._arena.empty(spec, self.where(name))
         return made
 
-    def begin(self, name: Name, value: DeviceArray) -> None:
-        """Have a variable hold something new."""
-        self._variables.begin(name, value)
-
     def begin_all(self, names: Iterable[Name]) -> None:
         """Those of some variables that were to get their first value have it."""
         for name in names if self._begun else ():
@@ -83,10 +83,3 @@ class Holding:
     def begin_none(self) -> None:
         """Those that were to get their first value, and have not, get none."""
         self._begun.clear()
-
-    def _moved(self, name: Name, value: Any) -> DeviceArray:
-        if not isinstance(value, DeviceArray):
-            value = self._arena.hold(value, self.where(name))
-            self._variables.begin(name, value)
-        held: DeviceArray = value
-        return held

@@ -9,7 +9,7 @@ that every tensor is better asked for by itself.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -67,7 +67,7 @@ class Issuer:
         self._kernels: dict[int, OrderedDict[Any, tuple[Kernel, Sequence[Spec]]]] = {}
         self._sizes: dict[int, Sequence[int]] = {}
         self._constants: dict[int, DeviceArray] = {}
-        self._last: dict[tuple[int, ...], Mapping[int, list[int]]] = {}
+        self._last: dict[tuple[int, ...], dict[int, list[int]]] = {}
         self._bodies = Bodies(arena, lambda body: Issuer(body, arena, variables).carry_out)
 
     def carry_out(self, unit: Unit | BodyUnit, inputs: Sequence[Value], words: Array) -> list[Value]:
@@ -100,7 +100,10 @@ class Issuer:
             for position in unit.nodes:
                 made = range(self._starts[position], self._starts[position + 1])
                 used.update(dict.fromkeys((*self._plan.nodes[position].inputs, *made), position))
-            found = self._last[unit.nodes] = _by_position(used, frozenset(unit.outputs))
+            found, kept = self._last.setdefault(unit.nodes, {}), frozenset(unit.outputs)
+            for value, position in used.items():
+                if value not in kept:
+                    found.setdefault(position, []).append(value)
         return found
 
     def _issue(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _UnitRun) -> Sequence[Value]:
@@ -108,7 +111,7 @@ class Issuer:
             return (self._constant(position, node),)
         if node.op == BRING:
             value = inputs[0]  # what may decide sizes stays where those who infer shapes see it
-            return (value if isinstance(value, np.ndarray) and may_size(value) else self._here(value, node),)
+            return (value if isinstance(value, np.ndarray) and may_size(value) else self._arena.here(value, node),)
         if node.op == READ:
             spec = variable_spec(node)
             return (self._holding.held(resource_of(node), spec).seen_as(spec),)
@@ -123,7 +126,7 @@ class Issuer:
             return self._bodies.carry_out(node, inputs, run.words)
         if is_alias(node.op):
             (spec,) = self._infer(node, inputs)
-            return (self._here(inputs[0], node).seen_as(spec),)
+            return (self._arena.here(inputs[0], node).seen_as(spec),)
         return self._inferred(node, inputs) or self._compute(position, node, inputs, run)
 
     def _constant(self, position: int, node: PlanNode) -> Value:
@@ -134,10 +137,6 @@ class Issuer:
                 return array  # which those who infer shapes must see
             found = self._constants[position] = self._arena.hold(array, node.where())
         return found
-
-    def _here(self, value: Value, node: PlanNode) -> DeviceArray:
-        """A value in the device's memory: what decides sizes comes from the host's."""
-        return value if isinstance(value, DeviceArray) else self._arena.hold(value, node.where())
 
     def _inferred(self, node: PlanNode, inputs: Sequence[Value]) -> list[Value]:
         """What inference finds of what the host has, as it does of shapes; nothing where that is not all."""
@@ -158,7 +157,7 @@ class Issuer:
         key = tuple([(spec.dims, spec.value) for spec in specs])
         kernel, outputs = self._kernel(position, key, node.op, specs, lambda: infer(node, specs))
         made = [self._arena.empty(spec, node.where()) for spec in outputs]
-        self._launch(kernel, node, [*(self._here(v, node) for v in inputs), *made], run)
+        self._launch(kernel, node, [*(self._arena.here(v, node) for v in inputs), *made], run)
         return made
 
     def _sizing(self, position: int, node: PlanNode) -> Sequence[int]:
@@ -207,7 +206,7 @@ class Issuer:
         if update.rows:
             self._write_rows(position, node, inputs, run)
             return
-        name, spec, value = resource_of(node), variable_spec(node), self._here(inputs[0], node)
+        name, spec, value = resource_of(node), variable_spec(node), self._arena.here(inputs[0], node)
         if not spec.accepts(value.dtype, value.shape):
             raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {value.spec}")
         if update.whole is not None:
@@ -216,7 +215,7 @@ class Issuer:
             kernel, _ = self._kernel(position, spec.dims, update.whole, [spec, spec], lambda: [spec])
             self._launch(kernel, node, [old, value, updated], run)
             value = updated
-        self._holding.begin(name, value.seen_as(spec))
+        self._variables.begin(name, value.seen_as(spec))
 
     def _write_rows(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _UnitRun) -> None:
         held, names, specs = variable_specs(node), resources_of(node), [_spec(value) for value in inputs]
@@ -224,7 +223,7 @@ class Issuer:
         tables = [self._holding.own(name, spec) for name, spec in zip(names, held, strict=True)]
         key = tuple(each.dims for each in specs)
         kernel, _ = self._kernel(position, key, node.op, specs, lambda: held)
-        self._launch(kernel, node, [*(self._here(v, node) for v in inputs), *tables], run)
+        self._launch(kernel, node, [*(self._arena.here(v, node) for v in inputs), *tables], run)
 
 
 def _spec(value: Value) -> Spec:
@@ -234,11 +233,3 @@ def _spec(value: Value) -> Spec:
 def _known_spec(value: Value) -> Spec:
     """The same, with the value of what the host has that may decide sizes."""
     return value.spec if isinstance(value, DeviceArray) else spec_of(value)
-
-
-def _by_position(last: Mapping[int, int], kept: Iterable[int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for value, position in last.items():
-        if value not in kept:
-            found.setdefault(position, []).append(value)
-    return found

@@ -94,7 +94,7 @@ class Bodies:
     def _loop(self, node: PlanNode, attrs: Mapping[str, Any], inputs: Sequence[Value], words: Array) -> list[Value]:
         counted, carried, scanned = int(attrs["counted"]), attrs["carried"], attrs["scanned"]
         state = list(inputs[counted : counted + carried])
-        rows = [self._here(value, node) for value in inputs[counted + carried : counted + carried + scanned]]
+        rows = [self._arena.here(value, node) for value in inputs[counted + carried : counted + carried + scanned]]
         captured = list(inputs[counted + carried + scanned :])
         body, cond = self._body(attrs["body"]), None if attrs["cond"] is None else self._body(attrs["cond"])
         length = rows[0].shape[0] if rows else attrs["limit"]
@@ -113,7 +113,7 @@ class Bodies:
             answers = body([*state, *(self._row(row, at, node) for row in rows), *captured], words)
             state = answers[:carried]
             for stack, answer in zip(stacks, answers[carried:], strict=True):
-                stack.put(at if attrs["reverse"] else done, self._here(answer, node))
+                stack.put(at if attrs["reverse"] else done, self._arena.here(answer, node))
             done += 1
         specs = [value.spec if isinstance(value, DeviceArray) else spec_of(value) for value in inputs]
         made = lookup(node.op).infer(specs, attrs)[carried + 1 :] if stacks else ()
@@ -129,9 +129,6 @@ class Bodies:
         found = np.empty(value.shape, value.dtype)
         self._arena.read(value, found)
         return found
-
-    def _here(self, value: Value, node: PlanNode) -> DeviceArray:
-        return value if isinstance(value, DeviceArray) else self._arena.hold(value, node.where())
 
     def _row(self, rows: DeviceArray, at: int, node: PlanNode) -> DeviceArray:
         """A copy of a row, since kernels may want one to begin where memory does."""

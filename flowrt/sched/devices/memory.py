@@ -23,6 +23,7 @@ from flowrt.sched.host.memory import MemoryStatistics, amount
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from flowrt.base.plan import PlanNode
     from flowrt.sched.devices.device import OpenDevice
     from flowrt.sched.devices.driver import Array, Driver
 
@@ -117,6 +118,10 @@ class Arena:
         with self.naming(made, "brought to"):
             self.driver.write(made.storage.memory, np.ascontiguousarray(array))
         return made
+
+    def here(self, value: DeviceArray | Array, node: PlanNode) -> DeviceArray:
+        """A value that ``node`` takes or makes in the device's memory: of an array of the host's, a copy."""
+        return value if isinstance(value, DeviceArray) else self.hold(value, node.where())
 
     def read(self, value: DeviceArray, array: Array) -> None:
         """Fill an array of the host's with a value; from any thread where that was brought."""

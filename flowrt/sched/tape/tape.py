@@ -75,6 +75,13 @@ def _seen(at: int, spec: Spec) -> Array:
     return np.frombuffer(memory, spec.dtype).reshape(spec.concrete)
 
 
+def _joined(blocks: Sequence[Array]) -> tuple[Array, Array]:
+    """Blocks behind one another, and the address of each."""
+    words = np.concatenate([*blocks, np.zeros(1, np.int64)])  # an array of nothing lies nowhere
+    starts = np.cumsum([0, *(block.size for block in blocks)], dtype=np.int64)[:-1]
+    return words, starts * words.itemsize + address(words)
+
+
 def corrected(guess: float, fastest: float) -> float:
     """The better of a guess and the fastest run so far: the smaller, unless every run has overshot the guess by far."""
     return fastest if fastest > max(10 * guess, SURPRISE) else min(guess, fastest)
@@ -168,11 +175,9 @@ class Tape:
         with batch(self._ask):
             blocks, entries = self._ask()
         launches = self.recording.launches
-        self._words = np.concatenate(blocks) if blocks else np.zeros(1, np.int64)
-        starts = np.cumsum([0, *(block.size for block in blocks)][:-1] if blocks else [0], dtype=np.int64)
-        blocks_at = starts * self._words.itemsize + address(self._words)
+        self._words, blocks_at = _joined(blocks)
         units = np.array([launch.step.units for launch in launches], np.int64)
-        self._nodes = np.stack([np.array(entries, np.int64), blocks_at[: len(launches)], units], axis=1)
+        self._nodes = np.stack([np.array(entries, np.int64), blocks_at, units], axis=1)
         self._nodes_at, self._loop = address(self._nodes), _loop("alone")
         self._loops = find_loops(launches, self._nodes, self._words, address(self._words))
 
@@ -189,10 +194,8 @@ class Tape:
             launch.step.block(places_apart(number, launch, self._first_variable, self.whole_writes, old))
             for number, launch in enumerate(self.recording.launches)
         ]
-        words = np.concatenate(blocks)
-        starts = np.cumsum([0, *(block.size for block in blocks)][:-1], dtype=np.int64)
         nodes = self._nodes.copy()
-        nodes[:, 1] = starts * words.itemsize + address(words)
+        words, nodes[:, 1] = _joined(blocks)
         return nodes, words
 
     @property
@@ -219,40 +222,28 @@ class Tape:
         self,
         run_words: Array,
         inputs: Sequence[Array],
-        variables: Sequence[Array] = (),
-        outputs: Sequence[Array] | None = None,
-        crew: Crew | None = None,
-    ) -> list[Array]:
-        """The region's outputs for inputs and variables of the tape's specs; the loop runs without the GIL.
-
-        ``run_words`` (int64, see `launch`) are shared by all tapes of a run; setting their status, for instance to
-        `CANCELLED`, from another thread stops each after its present node. The ``variables``, C-contiguous, are
-        written in place; whoever calls holds them. Outputs are new arrays, except that an input or a constant that
-        leaves the region is passed on; or they are written into ``outputs``, C-contiguous arrays of their specs.
-        Where that is worth while, a ``crew`` helps; what is computed is the same, bit for bit.
-        Raises `FlowrtError` naming the node that failed, `StepCancelled` where it was stopped.
-        """
-        return self.run_at(run_words, inputs, [address(array) for array in variables], outputs, crew)
-
-    def run_at(
-        self,
-        run_words: Array,
-        inputs: Sequence[Array],
-        places: Sequence[int],
-        outputs: Sequence[Array] | None = None,
+        places: Sequence[int] = (),
         crew: Crew | None = None,
         before: Callable[[RowWrite, Array], None] | None = None,
         old: Sequence[int] = (),
         tracer: Tracer | None = None,
     ) -> list[Array]:
-        """`run` with variables that are to lie at these addresses, and hold at those ``old`` what they do so far, if
-        there are any: they differ for no others than `whole_writes`. ``before`` each write of rows, that is told their
-        groups; with that nobody helps. A ``tracer`` notes when each launch ran.
+        """The region's outputs, new arrays, for inputs of the tape's specs; the loop runs without the GIL.
+
+        ``run_words`` (int64, see `launch`) are shared by all tapes of a run; setting their status, for instance to
+        `CANCELLED`, from another thread stops each after its present node. The variables, C-contiguous, are to lie at
+        the addresses ``places``, and are written in place; whoever calls holds them. They hold at those ``old`` what
+        they do so far, if there are any: they differ for no others than `whole_writes`. An input or a constant that
+        leaves the region is passed on.
+        Where that is worth while, a ``crew`` helps; what is computed is the same, bit for bit. ``before`` each write of
+        rows, that is told their groups; with that nobody helps. A ``tracer`` notes when each launch ran.
+        Raises `FlowrtError` naming the node that failed, `StepCancelled` where it was stopped.
         """
         status, step, seed, _ = run_words.tolist()
         if status:
             raise StepCancelled(f"{self} was not begun")
-        fresh = self._targets(outputs)
+        make: Callable[..., Array] = self.fresh_output if self._counted else np.empty
+        fresh = [make(shape, dtype) for shape, dtype in self._fresh]
         kept = []  # what stands in for strided inputs, held while the loop runs
         room = self._take_room(self._arenas.take)
         cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words)), room.words_at, room.arena.at]
@@ -291,7 +282,7 @@ class Tape:
                 raise failed
             finally:
                 del failed  # whose frames refer to this one
-        return self._leaving(inputs, fresh, outputs) if self.passes_on else fresh
+        return self._leaving(inputs, fresh) if self.passes_on else fresh
 
     def lay(self, seed: int, variables: Sequence[Array], crew: Crew) -> tuple[Any, Room, int]:
         """A room of its own that lacks inputs, outputs and the run's number; where it lies, and its first input's cell.
@@ -398,13 +389,6 @@ class Tape:
             share = room.share = Share(division, nodes_at, room.words_at, self.row_words, local, crew.board)
         return share
 
-    def _targets(self, outputs: Sequence[Array] | None) -> list[Array]:
-        if outputs is None:
-            if not self._counted:
-                return [np.empty(shape, dtype) for shape, dtype in self._fresh]
-            return [self.fresh_output(shape, dtype) for shape, dtype in self._fresh]
-        return [given for given, made in zip(outputs, self.recording.outputs, strict=True) if made.fresh]
-
     def fresh_output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Memory for an output, counted."""
         try:
@@ -412,19 +396,16 @@ class Tape:
         except ResourceError as error:
             raise ResourceError(f"{self}: its outputs: {error}") from error
 
-    def _leaving(self, inputs: Sequence[Array], fresh: Sequence[Array], outputs: Sequence[Array] | None) -> list[Array]:
+    def _leaving(self, inputs: Sequence[Array], fresh: Sequence[Array]) -> list[Array]:
         """All outputs, where some are passed on."""
         left, leaving = iter(fresh), []
-        for number, made in enumerate(self.recording.outputs):
+        for made in self.recording.outputs:
             if made.fresh:
                 leaving.append(next(left))
                 continue
             source = made.constant if made.input is None else inputs[made.input]
             assert source is not None
-            value = np.ascontiguousarray(source).reshape(made.spec.concrete)
-            if outputs is not None:
-                np.copyto(outputs[number], value)
-            leaving.append(value if outputs is None else outputs[number])
+            leaving.append(np.ascontiguousarray(source).reshape(made.spec.concrete))
         return leaving
 
     def failure(self, room: _Room, reached: int, status: int, number: int) -> FlowrtError:
