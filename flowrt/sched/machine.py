@@ -66,8 +66,6 @@ class _Iteration:
     chosen: dict[int, int] = field(default_factory=dict)
     """Merge → position of its first live input."""
     dead: set[int] = field(default_factory=set)
-    moved_in: list[int] = field(default_factory=list)
-    """Live values that an ENTER, EXIT or NEXT_ITERATION brought here."""
     children: dict[int, _Instance] = field(default_factory=dict)
     moving: int = 0
     """Live NEXT_ITERATIONs that are ready or running."""
@@ -212,14 +210,6 @@ class StepMachine:
         first = self._target(self._iteration(activation), node) * self._topology.values
         return range(first + produced.start, first + produced.stop)
 
-    def remaining(self) -> list[int]:
-        """The value instances, kept ones included, that have been produced and not reported free."""
-        held = [feed for feed in range(self._topology.feeds) if self._uses[feed]]
-        for iteration in self._slots:
-            if iteration is not None:
-                held += self._held(iteration)
-        return held
-
     # One node
 
     def _complete_any(self, activation: int, dead: int) -> Next:
@@ -341,10 +331,8 @@ class StepMachine:
 
     def _bring(self, target: _Iteration, node: int, dead: int) -> None:
         value = self._topology.produced[node].start
-        if not dead:
-            target.moved_in.append(value)
-            if not target.uses[value]:
-                self.free.append(target.first_value + value)
+        if not dead and not target.uses[value]:
+            self.free.append(target.first_value + value)
         self._emit(target, node, ALL_DEAD if dead else 0)
 
     def _enter(self, instance: _Instance, node: int, dead: int) -> None:
@@ -431,8 +419,9 @@ class StepMachine:
 
     def _leave(self, instance: _Instance) -> None:
         """End a frame: its constants go, the exits nobody took are dead."""
-        around = instance.around
-        self.free.extend(self._live_constants(instance))
+        topology, around = self._topology, instance.around
+        constants = (topology.produced[node].start for node, dead in instance.constants if not dead)
+        self.free += [instance.slot * topology.values + value for value in constants if topology.read(value)]
         for node in instance.frame.exits:
             if node not in instance.exited:
                 self._emit(around, node, ALL_DEAD)
@@ -440,11 +429,6 @@ class StepMachine:
         del around.children[instance.number]
         around.left -= 1
         self._look_at(around)
-
-    def _live_constants(self, instance: _Instance) -> list[int]:
-        topology = self._topology
-        values = (topology.produced[node].start for node, dead in instance.constants if not dead)
-        return [instance.slot * topology.values + value for value in values if topology.read(value)]
 
     # Slots
 
@@ -476,16 +460,6 @@ class StepMachine:
         if kind is NodeKind.NEXT_ITERATION and iteration.following is not None:
             return iteration.following.slot
         return iteration.slot
-
-    def _held(self, iteration: _Iteration) -> list[int]:
-        topology, pending = self._topology, iteration.pending
-        nodes = topology.frames[iteration.instance.number if iteration.instance else 0].nodes
-        ran = (node for node in nodes if pending[node] == COMPLETED and topology.kinds[node] <= NodeKind.MERGE)
-        made = [value for node in ran for value in topology.produced[node] if value not in iteration.dead]
-        held = [iteration.first_value + value for value in made + iteration.moved_in if iteration.uses[value] > 0]
-        for instance in iteration.children.values():
-            held += self._live_constants(instance)
-        return held
 
     def _not_running(self, activation: int) -> InternalError:
         return InternalError(f"activation {activation} was completed but is not running")

@@ -49,7 +49,6 @@ class Frame:
     """What each iteration of one frame starts from. Frame 0 is the step itself."""
 
     name: str
-    parent: int
     parallel_iterations: int
     enters: int
     nodes: tuple[int, ...]
@@ -207,7 +206,6 @@ class Topology:
         enter = places.enter.get(number, Enter("", parallel_iterations=1))
         return Frame(
             name=places.names[number],
-            parent=places.parents[number],
             parallel_iterations=enter.parallel_iterations,
             enters=list(places.leads_to.values()).count(number),
             nodes=tuple(nodes),

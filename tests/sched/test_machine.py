@@ -46,7 +46,6 @@ def test_a_value_is_freed_after_its_last_reader() -> None:
     assert not machine.done
     assert machine.complete(3) == Next(launch=[], free=[1, 2])
     assert machine.done
-    assert machine.remaining() == [3]
 
 
 def test_a_value_that_nobody_reads_is_freed_when_produced_and_an_unread_feed_at_once() -> None:
@@ -55,7 +54,6 @@ def test_a_value_that_nobody_reads_is_freed_when_produced_and_an_unread_feed_at_
     machine = StepMachine(draft.topology(3))
     assert machine.start() == Next(launch=[0], free=[1])
     assert machine.complete(0) == Next(launch=[], free=[0, 2])
-    assert machine.remaining() == [3]
 
 
 def test_a_value_read_twice_by_one_node_arrives_and_is_freed_once() -> None:
@@ -65,7 +63,6 @@ def test_a_value_read_twice_by_one_node_arrives_and_is_freed_once() -> None:
     assert machine.start() == Next(launch=[0], free=[])
     assert machine.complete(0) == Next(launch=[1], free=[])
     assert machine.complete(1) == Next(launch=[], free=[1])
-    assert machine.remaining() == [0, 2]
 
 
 def test_a_control_input_delays_a_launch() -> None:
@@ -117,7 +114,6 @@ def test_a_merge_takes_the_branch_that_was_taken_and_the_other_never_runs() -> N
     assert machine.done
     assert machine.dead(4)
     assert not machine.dead(6)
-    assert machine.remaining() == [6]
 
 
 def test_deadness_runs_down_long_chains_and_frees_what_dead_nodes_would_have_read() -> None:
@@ -203,17 +199,15 @@ def test_a_merge_of_dead_inputs_is_dead_and_a_merge_of_feeds_is_ready() -> None:
 # Failure
 
 
-def test_after_a_failure_nothing_launches_and_what_is_held_is_listed() -> None:
+def test_after_a_failure_nothing_launches() -> None:
     machine = StepMachine(diamond())
     machine.start()
     machine.complete(0)
     machine.fail()
     assert not machine.done
     assert machine.complete(1) == Next(launch=[], free=[])
-    assert machine.remaining() == [0, 1]
     assert machine.complete(2) == Next(launch=[], free=[0])
     assert machine.done
-    assert machine.remaining() == [1, 2]
 
 
 def test_a_node_that_failed_is_completed_dead_and_lets_its_inputs_go() -> None:
@@ -224,7 +218,6 @@ def test_a_node_that_failed_is_completed_dead_and_lets_its_inputs_go() -> None:
     assert machine.complete(1) == Next(launch=[], free=[])
     assert machine.complete(2, dead=ALL_DEAD) == Next(launch=[], free=[0, 1])
     assert machine.done
-    assert machine.remaining() == []
 
 
 def test_a_step_cancelled_before_it_starts_launches_nothing() -> None:
@@ -232,7 +225,6 @@ def test_a_step_cancelled_before_it_starts_launches_nothing() -> None:
     machine.fail()
     assert machine.start() == Next(launch=[], free=[])
     assert machine.done
-    assert machine.remaining() == []
 
 
 # Frames
@@ -268,7 +260,6 @@ def test_a_frame_is_entered_iterated_and_left() -> None:
     assert machine.outputs(second * nodes + leave) == range(out, out + 1)
     assert machine.complete(second * nodes + leave) == Next(launch=[], free=[second * values + 6, home * values + 4])
     assert machine.done
-    assert machine.remaining() == [out]
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 10])
