@@ -113,7 +113,7 @@ def test_one_input_that_dies_makes_room_for_one_output() -> None:
     plan = make.plan(make.node("add", both, both + 1))
     lives = find_lives(plan, whole_region(plan), [Spec("float32", (4,))])
     added = apply_kernel("add", [Spec("float32", (4,))] * 2, [Spec("float32", (4,))], {})
-    assert share(lives, {1: added}).over == {both: squared}
+    assert share(lives, {1: added}).heirs == {squared: both}
 
 
 def test_nothing_is_written_over_while_somebody_needs_it() -> None:

@@ -8,12 +8,11 @@ before a variable is written, so a step that fails has written nothing that came
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -30,6 +29,13 @@ from flowrt.sched.regions.sharing import Sharing, share
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
     from flowrt.sched.devices.driver import Array, Kernel
+
+Evaluate: TypeAlias = "Callable[[str, Sequence[Array], Sequence[Spec], Mapping[str, Any]], Sequence[Array]]"
+"""Computes an op on the host, of arrays, into arrays of these specs."""
+CopyKernels: TypeAlias = "Callable[[int], Kernel]"
+"""Makes what copies so many bytes within the device, as a kernel of two operands."""
+PrepareKernel: TypeAlias = "Callable[[PlanNode, str, Sequence[Spec], Sequence[Spec], Mapping[str, Any]], Kernel]"
+"""Has the kernel of a node made ready: for the op, on inputs and outputs of these specs."""
 
 BYTES = Spec("uint8", (0,))
 COMPUTED_ONCE = 1 << 16  # bytes that a node makes of constants, to be computed once
@@ -57,20 +63,6 @@ class Home:
     spec: Spec = BYTES
     first: int = 0
     last: int = 0
-
-
-class Evaluate(Protocol):
-    """Computes an op on the host, of arrays, into arrays of these specs."""
-
-    def __call__(
-        self, op: str, inputs: Sequence[Array], outputs: Sequence[Spec], attrs: Mapping[str, Any]
-    ) -> Sequence[Array]: ...
-
-
-class CopyKernels(Protocol):
-    """Makes what copies so many bytes within the device, as a kernel of two operands."""
-
-    def __call__(self, nbytes: int) -> Kernel: ...
 
 
 @valueclass
@@ -124,14 +116,6 @@ class RegionLayout:
     def launches(self) -> int:
         """How many kernels are launched, and bytes copied within the device."""
         return sum(map(len, self.stretches))
-
-
-class PrepareKernel(Protocol):
-    """Has the kernel of a node made ready, for inputs and outputs of these specs."""
-
-    def __call__(
-        self, node: PlanNode, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]
-    ) -> Kernel: ...
 
 
 @valueclass
@@ -205,9 +189,7 @@ class _Layer:
     copies: CopyKernels
     homes: dict[int, Home] = field(default_factory=dict)  # root → where it lies
     memory: dict[Name, Home] = field(default_factory=dict)
-    changes: dict[Name, list[int]] = field(default_factory=dict)  # places where each variable is written, in order
     leaving: dict[int, Home] = field(default_factory=dict)  # root that has memory of its own
-    heirs: dict[int, int] = field(default_factory=dict)  # root → the root that is written over it
     within: list[Home] = field(default_factory=list)
     taken: list[tuple[int, Home]] = field(default_factory=list)  # inputs, and where they are copied to
     stretches: list[list[PlacedKernel]] = field(default_factory=lambda: [[]])
@@ -219,10 +201,8 @@ class _Layer:
         """Give all that does not lie in the region's memory its place."""
         lives, region = self.lives, self.lives.region
         self.memory = {name: Home(In.VARIABLE, number) for number, name in enumerate(region.variables)}
-        self.changes = {name: self.sharing.written(lives, name) for name in region.variables}
         self.homes = {root: Home(In.CONSTANT, number) for number, root in enumerate(lives.constants)}
         self.homes |= {root: self.memory[name] for root, name in self.sharing.homed.items()}
-        self.heirs = {below: above for above, below in self.sharing.over.items()}
         for value in region.outputs:
             root = lives.roots[value]
             if root not in self.homes and root not in region.inputs and not self._is_lent(root):
@@ -231,7 +211,7 @@ class _Layer:
     def _is_lent(self, root: int) -> bool:
         """Whether a value is what a variable holds, which the region does not write."""
         node = self.lives.node(self.lives.of[root].first)
-        return node.op == READ and not self.changes[resource_of(node)]
+        return node.op == READ and not self.sharing.written[resource_of(node)]
 
     def _home_of(self, value: int) -> Home:
         """Where a value lies that a launch takes."""
@@ -245,9 +225,7 @@ class _Layer:
         """A place for what is computed, and for all that will be written over it."""
         if value in self.homes:
             return self.homes[value]
-        members = [value]
-        while members[-1] in self.heirs:
-            members.append(self.heirs[members[-1]])
+        members = self.sharing.in_place(value)
         of, last = self.lives.of, members[-1]
         home = self.leaving.get(last) or self._within(self.lives.specs[value], of[value].first, of[last].last)
         self.homes.update((member, home) for member in members)
@@ -276,10 +254,8 @@ class _Layer:
                 self._launch(index, self.kernels[index].kernel, homes, writing)
 
     def _read(self, index: int, node: PlanNode, value: int) -> None:
-        name, after = resource_of(node), self.changes[resource_of(node)]
-        number = bisect_right(after, index)
-        overtaken = number < len(after) and after[number] < self.lives.of[value].last
-        if overtaken or value in self.leaving:
+        name = resource_of(node)
+        if value in self.leaving or self.sharing.is_overtaken(name, index, self.lives.of[value]):
             self._copy(index, self.memory[name], self._make(value), self.lives.specs[value])
         else:
             self.homes[value] = self.memory[name]

@@ -23,7 +23,7 @@ from flowrt.base.traits import writes
 from flowrt.sched.regions.regions import READ, Name
 
 if TYPE_CHECKING:
-    from flowrt.sched.regions.lives import Lives
+    from flowrt.sched.regions.lives import Life, Lives
 
 ASSIGN = "assign"
 
@@ -54,16 +54,27 @@ class Computation(Protocol):
 @dataclass(slots=True, eq=False)
 class Sharing:
     """``homed``: root → the variable in whose memory it is computed. ``carried``: place of an assignment that this
-    makes needless → place of the node that computes the value. ``over``: root → the root over which it is written.
+    makes needless → place of the node that computes the value. ``heirs``: root → the root that is written over it.
+    ``written``: the places where each variable is written, in order.
     """
 
     homed: dict[int, Name] = field(default_factory=dict)
     carried: dict[int, int] = field(default_factory=dict)
-    over: dict[int, int] = field(default_factory=dict)
+    heirs: dict[int, int] = field(default_factory=dict)
+    written: dict[Name, list[int]] = field(default_factory=dict)
 
-    def written(self, lives: Lives, name: Name) -> list[int]:
-        """The places where a variable is written, in order."""
-        return [self.carried.get(i, i) for i in lives.touches[name] if writes(lives.node(i).op)]
+    def in_place(self, root: int) -> list[int]:
+        """A value, and those that are written over it, one after another."""
+        found = [root]
+        while found[-1] in self.heirs:
+            found.append(self.heirs[found[-1]])
+        return found
+
+    def is_overtaken(self, name: Name, read: int, life: Life) -> bool:
+        """Whether a variable is written again in the ``life`` of what the node at ``read`` reads of it."""
+        places = self.written[name]
+        after = bisect_right(places, read)
+        return after < len(places) and places[after] < life.last
 
 
 def share(lives: Lives, applications: Mapping[int, Computation]) -> Sharing:
@@ -79,8 +90,10 @@ def share(lives: Lives, applications: Mapping[int, Computation]) -> Sharing:
                 continue
             found = _dying(lives, application, index, number, taken, sharing)
             if found is not None:
-                sharing.over[value] = found
+                sharing.heirs[found] = value
                 taken.add(found)
+    for name, touches in lives.touches.items():
+        sharing.written[name] = [sharing.carried.get(i, i) for i in touches if writes(lives.node(i).op)]
     return sharing
 
 

@@ -10,7 +10,6 @@ a variable, `sharing` says.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,10 +162,8 @@ class _Recorder:
     sharing: Sharing
     homes: dict[int, _Storage] = field(default_factory=dict)  # root → its memory
     memory: dict[Name, _Storage] = field(default_factory=dict)
-    written: dict[Name, list[int]] = field(default_factory=dict)  # places where each variable is written, in order
     outputs: list[Output] = field(default_factory=list)
     leaves: dict[int, list[int]] = field(default_factory=dict)  # root → slots of the fresh outputs it becomes
-    heirs: dict[int, int] = field(default_factory=dict)  # root → the root that is written over it
     pending: list[_Pending] = field(default_factory=list)
     arena: list[_Storage] = field(default_factory=list)
     private: list[_Storage] = field(default_factory=list)  # slots that launches set themselves
@@ -199,8 +196,6 @@ class _Recorder:
         self.homes |= {value: _Storage(FIRST_SLOT + number) for value, number in sources.items()}
         self.homes |= {root: _Storage(slot + number) for number, root in enumerate(lives.constants)}
         self.homes |= {root: self.memory[name] for root, name in self.sharing.homed.items()}
-        self.written = {name: self.sharing.written(lives, name) for name in region.variables}
-        self.heirs = {below: above for above, below in self.sharing.over.items()}
 
     def _home(self, value: int) -> _Storage:
         """Memory for a value that is computed or copied, and for all that will be written over it."""
@@ -208,9 +203,7 @@ class _Recorder:
             self.value_bytes += self.lives.specs[value].nbytes
         if value in self.homes:
             return self.homes[value]
-        members = [value]
-        while members[-1] in self.heirs:
-            members.append(self.heirs[members[-1]])
+        members = self.sharing.in_place(value)
         last, spec = members[-1], self.lives.specs[value]
         leaves, of = self.leaves.get(last), self.lives.of
         home = _Storage(leaves[0]) if leaves else self._in_arena(spec, of[value].first, of[last].last)
@@ -253,13 +246,10 @@ class _Recorder:
 
     def _read(self, node: PlanNode, index: int, value: int) -> None:
         name = resource_of(node)
-        writes = self.written[name]
-        after = bisect_right(writes, index)
-        overtaken = after < len(writes) and writes[after] < self.lives.of[value].last
-        if not overtaken and value not in self.leaves:
+        if value in self.leaves or self.sharing.is_overtaken(name, index, self.lives.of[value]):
+            self._copy(index, self.memory[name], self._home(value), self.lives.specs[value], node.control)
+        else:
             self.homes[value] = self.memory[name]
-            return
-        self._copy(index, self.memory[name], self._home(value), self.lives.specs[value], node.control)
 
     def _write(self, node: PlanNode, index: int) -> None:
         update = traits_of(node.op).update
