@@ -52,12 +52,12 @@ class Naming:
 
 
 def prepared(
-    driver: Driver, node: PlanNode, op: str, specs: tuple[Sequence[Spec], Sequence[Spec]], attrs: Mapping[str, Any]
+    driver: Driver, node: PlanNode, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]
 ) -> Kernel:
     """The kernel of an op that a node asks for, on inputs and outputs of these specs. Errors name the node."""
     try:
         with Naming([node]):
-            kernel = driver.prepare(op, *specs, attrs)
+            kernel = driver.prepare(op, inputs, outputs, attrs)
             if not hasattr(kernel, "launch"):
                 raise TypeError(f"prepare answers a kernel; got {kernel!r}")
             return kernel

@@ -173,7 +173,7 @@ class Issuer:
         known = self._kernels.setdefault(position, OrderedDict())
         if key not in known:
             node, made = self._plan.nodes[position], outputs()
-            known[key] = prepared(self._arena.driver, node, op, (inputs, made), node.attrs), made
+            known[key] = prepared(self._arena.driver, node, op, inputs, made, node.attrs), made
             if len(known) > PREPARED_PER_NODE:
                 known.popitem(last=False)
         return known[key]

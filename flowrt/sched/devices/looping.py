@@ -37,19 +37,10 @@ class BodyUnit:
     """A body as what is issued as one."""
 
     issued: Region
+    nodes: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
     begins: frozenset[Name] = frozenset()
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        return self.issued.nodes
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        return self.issued.inputs
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        return self.issued.outputs
 
 
 class Body:
@@ -59,7 +50,7 @@ class Body:
         here = replace(body, nodes=tuple([replace(node, device=device) for node in body.nodes]))
         regions = find_regions(here, lambda node: False)
         self._fetches = here.fetches
-        self._unit = BodyUnit(regions[0]) if regions else None
+        self._unit = next((BodyUnit(r, r.nodes, r.inputs, r.outputs) for r in regions), None)
         self._run = make(here)
 
     def __call__(self, inputs: Sequence[Value], words: Array) -> list[Value]:
@@ -102,7 +93,7 @@ class Bodies:
         bounds += [int(self._read(inputs[0]))] if counted else []
         most = max(min(bounds), 0) if bounds else None
         space = most if cond is None else None
-        stacks = [_Stack(node, length, space, self._arena) for _ in body_fetches(attrs)[carried:]]
+        stacks = [_Stack(node, length, space, self._arena) for _ in attrs["body"].fetches[carried:]]
         done = 0
         while most is None or done < most:
             if words[STATUS]:
@@ -195,9 +186,3 @@ def copy_part(arena: Arena, source: DeviceArray, start: int, target: DeviceArray
         driver.read(taken, there)
         here[at : at + nbytes] = there[start : start + nbytes]
         driver.write(given, here)
-
-
-def body_fetches(attrs: Mapping[str, Any]) -> tuple[int, ...]:
-    """The values that a loop's body answers."""
-    fetches: tuple[int, ...] = attrs["body"].fetches
-    return fetches

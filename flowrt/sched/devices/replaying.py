@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -24,14 +25,14 @@ from flowrt.kernels.launch import STATUS, check, run_kernel
 from flowrt.sched.devices.blame import Naming, finish, prepared
 from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay
 from flowrt.sched.devices.memory import Arena, DeviceArray
-from flowrt.sched.devices.staging import Staging, stage
+from flowrt.sched.devices.staging import Copying, Staging, stage
 from flowrt.sched.regions.lives import DataDependent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flowrt.base.plan import PlanNode
-    from flowrt.sched.devices.driver import Array, Driver, Kernel, RecordedLaunches
+    from flowrt.sched.devices.driver import Array, Kernel, RecordedLaunches
     from flowrt.sched.devices.holding import Holding
     from flowrt.sched.devices.looping import BodyUnit
     from flowrt.sched.regions.regions import Region
@@ -42,19 +43,6 @@ LAID_OUT = 64  # layouts of a region that are kept, each for inputs of other siz
 RECORDED = 8  # of them that keep memory
 TURNS = 2  # recordings of one layout, where what one has made is still looked at when it runs again
 RENEWED = 16  # times that one is recorded anew, as its variables lie elsewhere, before that is given up
-
-
-class _Copying:
-    """Copies within a device, as a kernel."""
-
-    scratch: Sequence[Spec] = ()
-    may_fail = False
-
-    def __init__(self, driver: Driver, nbytes: int) -> None:
-        self._driver, self._nbytes = driver, nbytes
-
-    def launch(self, operands: Sequence[Any], words: Array) -> None:
-        self._driver.copy(operands[0], operands[1], self._nbytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +98,7 @@ class _Known:
     constants: list[DeviceArray] | None = None
     again: list[_Again] = field(default_factory=list)
     runs: int = 0
-    renewed: int = field(default=0)
+    renewed: int = 0
 
 
 class WholeRegions:
@@ -175,17 +163,13 @@ class WholeRegions:
         if any(has_bodies(self._plan.nodes[position]) for position in region.nodes):
             return None
         try:
-            return _Known(lay(self._plan, region, specs, self._prepare, self._copying, run_kernel))
+            prepare = partial(prepared, self._arena.driver)
+            return _Known(lay(self._plan, region, specs, prepare, self._copying, run_kernel))
         except DataDependent:
             return None
 
-    def _prepare(
-        self, node: PlanNode, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]
-    ) -> Kernel:
-        return prepared(self._arena.driver, node, op, (inputs, outputs), attrs)
-
     def _copying(self, nbytes: int) -> Kernel:
-        return self._copies.setdefault(nbytes, _Copying(self._arena.driver, nbytes))
+        return self._copies.setdefault(nbytes, Copying(self._arena.driver.copy, nbytes))
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

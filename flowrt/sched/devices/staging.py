@@ -22,17 +22,17 @@ FETCHED = 1 << 14  # and of one that is brought out, which nobody may want
 ALIGNED = 64
 
 
-class _StagedCopy:
-    """A copy between the host's memory and the device's, as a kernel."""
+class Copying:
+    """A copy as a kernel, which a driver's method issues: between its operands, or with what is ``given``."""
 
     scratch: Sequence[Spec] = ()
     may_fail = False
 
-    def __init__(self, issue: Callable[[Any, Array], None], staged: Array) -> None:
-        self._issue, self._staged = issue, staged
+    def __init__(self, issue: Callable[..., None], given: Any) -> None:
+        self._issue, self._given = issue, given
 
     def launch(self, operands: Sequence[Any], words: Array) -> None:
-        self._issue(operands[0], self._staged)
+        self._issue(*operands, self._given)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,8 +44,8 @@ class Staging:
 
     sent: dict[int, Array] = field(default_factory=dict)
     fetched: dict[int, Array] = field(default_factory=dict)
-    before: list[tuple[_StagedCopy, Sequence[Any]]] = field(default_factory=list)
-    after: list[tuple[_StagedCopy, Sequence[Any]]] = field(default_factory=list)
+    before: list[tuple[Copying, Sequence[Any]]] = field(default_factory=list)
+    after: list[tuple[Copying, Sequence[Any]]] = field(default_factory=list)
 
 
 def stage(driver: Any, given: Sequence[Placed], made: Sequence[Placed]) -> Staging:
@@ -64,7 +64,7 @@ def stage(driver: Any, given: Sequence[Placed], made: Sequence[Placed]) -> Stagi
         for number, spec, memory in some:
             part, staged = staged[: spec.nbytes], staged[_room(spec) :]
             arrays[number] = part.view(spec.dtype).reshape(spec.concrete)
-            launches.append((_StagedCopy(issue, part), [memory]))
+            launches.append((Copying(issue, part), [memory]))
     return found
 
 
