@@ -117,12 +117,9 @@ class NodeRunner:
         return (key, *[inputs[i].tobytes() for i in self._by_value]) if self._by_value else key
 
     def ready(self, inputs: Sequence[Array]) -> ReadyRun:
-        if self._constant is not None:
-            return AT_ONCE
-        key = self._key(inputs)
-        found = self._known.get(key)
-        if found is None or (found.prepared is not None and _is_outdated(found.prepared)):
-            found = self._known[key] = self._make(inputs)
+        found = self.known(inputs)
+        if found is None:
+            found = self._known[self._key(inputs)] = self._make(inputs)
             if len(self._known) > PREPARED_PER_NODE:
                 self._known.popitem(last=False)
         return found

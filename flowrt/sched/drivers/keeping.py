@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -128,21 +128,14 @@ ABOUT_CHECKPOINTS: tuple[type[Any], ...] = (Prepare, Keep, Write, Fetch, Drop, V
 
 
 @dataclass(eq=False, slots=True)
-class _KeptValue:
-    """What a variable held: where it lies, or in a copy of that from some moment on, in whichever thread."""
-
-    snapshot: Snapshot
-
-
-@dataclass(eq=False, slots=True)
 class _Kept:
     """What is held for a save, by name, and which of that writers wait for."""
 
     epoch: str
-    values: dict[Name, _KeptValue]
+    values: dict[Name, Snapshot]
     waited_for: set[Name]
     going: bool = True
-    writing: asyncio.Task[Any] | None = field(default=None)
+    writing: asyncio.Task[Any] | None = None
 
 
 class Resting(Protocol):
@@ -179,7 +172,7 @@ class Keeping:
             case Write():
                 return await self._write(asked)
             case Fetch(save, container, name, first, nbytes):
-                return self._find(save).values[container, name].snapshot.read(first, nbytes)
+                return self._find(save).values[container, name].read(first, nbytes)
             case Drop(save):
                 writing = self._drop(save)
                 if writing is not None:
@@ -244,8 +237,8 @@ class Keeping:
             known = host.inventory()
             if missing := sorted(names - known.keys()):
                 raise GraphError(f"variable {missing[0][1]!r} has no value on {host.task}: was it reset?")
-            values = {name: _KeptValue(await self._snapshot(name, known[name])) for name in names}
-            scarce = not host.memory.room_for(sum(value.snapshot.nbytes for value in values.values()))
+            values = {name: await self._snapshot(name, known[name]) for name in names}
+            scarce = not host.memory.room_for(sum(value.nbytes for value in values.values()))
             waited = {name for name in names if scarce and variables.try_hold(frozenset([name]), NOTHING)}
             self._kept[asked.save] = _Kept(epoch, values, waited)
         finally:
@@ -327,9 +320,7 @@ class Keeping:
         wanted, lane = [True], Lanes(1, "checkpoint")
         try:
             return await lane.run(work, asked, *more, lambda: bool(wanted), stop=wanted.clear)
-        except (FlowrtError, asyncio.CancelledError):
-            raise
-        except MemoryError:
+        except (FlowrtError, MemoryError):
             raise
         except Exception as error:  # a disk, a network, or a package that speaks to one
             raise CheckpointError(str(error) or type(error).__name__) from error
@@ -361,16 +352,15 @@ def _write(asked: Write, going: Callable[[], bool], *, kept: _Kept, let_write: C
         return None
     aside = Aside()
     names = {key: (container, name) for container, name, key in asked.pieces}
-    sources = [kept.values[names[key]].snapshot.source for _, _, key in asked.pieces]
-    layouts = [(source.dtype, source.shape) for source in sources]
-    del sources
+    held = (kept.values[names[key]].source for _, _, key in asked.pieces)
+    layouts = [(source.dtype, source.shape) for source in held]
     done: list[Name] = []
 
     def take(name: Name) -> Snapshot:
         for other in done:  # is written by now
             let_write(other)
         done[:] = [name]
-        return kept.values.pop(name).snapshot
+        return kept.values.pop(name)
 
     def go_on() -> bool:
         aside()

@@ -136,21 +136,16 @@ class Variables:
 
     def reset(self, container: str | None) -> None:
         """Forget the variables of a container, or of all."""
-        self._alone(self._forget, container)
-
-    def _forget(self, container: str | None) -> None:
-        for name, slot in self._slots.items():
-            if container is None or name[0] == container:
-                slot.value = None
-        self._outdate()
+        self._alone(self._forget, lambda name: container in (None, name[0]))
 
     def forget(self, names: Iterable[Name]) -> None:
         """Forget the values of some variables, which nobody holds."""
-        self._alone(self._forget_these, frozenset(names))
+        self._alone(self._forget, frozenset(names).__contains__)
 
-    def _forget_these(self, names: frozenset[Name]) -> None:
-        for name in names & self._slots.keys():
-            self._slots[name].value = None
+    def _forget(self, chosen: Callable[[Name], bool]) -> None:
+        for name, slot in self._slots.items():
+            if chosen(name):
+                slot.value = None
         self._outdate()
 
     def find(self, name: Name, spec: Spec) -> np.ndarray[Any, Any] | None:

@@ -19,6 +19,7 @@ from flowrt.kernels.composite.scalar_loop import sooner
 from flowrt.kernels.launch import COPY_OP, Application, Operand, apply_kernel
 from flowrt.sched.loops.scalar_loops import apply_scalar_loop
 from flowrt.sched.loops.structured import COND, longest_seconds
+from flowrt.sched.regions.recorded import ARENA_SLOT, FIRST_SLOT, LOCAL_SLOT
 from flowrt.sched.regions.regions import Region
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Record: TypeAlias = "Callable[[Plan, Region, Sequence[Spec]], Recording]"
 
-ARENA_SLOT, LOCAL_SLOT, FIRST_SLOT = 1, 2, 3  # as in `recording`
 BYTE = np.dtype(np.uint8)
 
 

@@ -261,30 +261,29 @@ def _reduction(making: Making, name: str, entries: Sequence[int], dtype: np.dtyp
 def _reduced(op: _Op, reduction: Reduction) -> Entries:
     value = op.inputs[0]
     axes = tuple(normal_axes(op.attrs["axis"], value.ndim))
-    last = np.moveaxis(value, axes, range(value.ndim - len(axes), value.ndim))
-    kept = last.shape[: value.ndim - len(axes)]
-    reduced = [_reduction(op.making, reduction.by, row, op.dtype) for row in _rows(last, kept)]
-    out: Entries = np.array(reduced, np.int64).reshape(kept)
+    out = _reduced_along(op, reduction.by, axes)
     if reduction.mean:
         size = op.making.constant(np.array(value.size // max(out.size, 1), op.dtype))
         out = _entrywise("divide", op.making, [out, size], op.dtype)
     return np.expand_dims(out, axes) if op.attrs["keepdims"] else out
 
 
-def _rows(value: Entries, kept: tuple[int, ...]) -> list[list[int]]:
+def _reduced_along(op: _Op, by: str, axes: tuple[int, ...]) -> Entries:
+    """The first input without these axes."""
+    value = op.inputs[0]
     if not value.size:
         raise Unfit("a fold of no entries")
-    return [[int(n) for n in row] for row in value.reshape(math.prod(kept), -1)]
+    last = np.moveaxis(value, axes, range(value.ndim - len(axes), value.ndim))
+    kept = last.shape[: value.ndim - len(axes)]
+    rows = last.reshape(math.prod(kept), -1)
+    return np.array([_reduction(op.making, by, row.tolist(), op.dtype) for row in rows], np.int64).reshape(kept)
 
 
 def _summed_to(op: _Op) -> Entries:
     value, shape = op.inputs[0], _known(op)
     full = (1,) * (value.ndim - len(shape)) + shape
     axes = tuple(i for i, (n, m) in enumerate(zip(value.shape, full, strict=True)) if n != m)
-    last = np.moveaxis(value, axes, range(value.ndim - len(axes), value.ndim))
-    kept = last.shape[: value.ndim - len(axes)]
-    reduced = [_reduction(op.making, "add", row, op.dtype) for row in _rows(last, kept)]
-    return np.array(reduced, np.int64).reshape(shape)
+    return _reduced_along(op, "add", axes).reshape(shape)
 
 
 def _summed(op: _Op) -> Entries:
