@@ -231,13 +231,11 @@ class Tape:
         """The region's outputs, new arrays, for inputs of the tape's specs; the loop runs without the GIL.
 
         ``run_words`` (int64, see `launch`) are shared by all tapes of a run; setting their status, for instance to
-        `CANCELLED`, from another thread stops each after its present node. The variables, C-contiguous, are to lie at
-        the addresses ``places``, and are written in place; whoever calls holds them. They hold at those ``old`` what
-        they do so far, if there are any: they differ for no others than `whole_writes`. An input or a constant that
-        leaves the region is passed on.
-        Where that is worth while, a ``crew`` helps; what is computed is the same, bit for bit. ``before`` each write of
-        rows, that is told their groups; with that nobody helps. A ``tracer`` notes when each launch ran.
-        Raises `FlowrtError` naming the node that failed, `StepCancelled` where it was stopped.
+        `CANCELLED`, from another thread stops each after its present node. The variables, C-contiguous and held by who
+        calls, are to lie at the addresses ``places``, and are written there; they hold at those ``old``, if there are
+        any, what they do so far: these differ for `whole_writes` alone. Where that is worth while, a ``crew`` helps, to
+        the same bits; not where ``before`` each write of rows is to be told their groups. A ``tracer`` notes when each
+        launch ran. Raises `FlowrtError` naming the node that failed, `StepCancelled` where it was stopped.
         """
         status, step, seed, _ = run_words.tolist()
         if status:
@@ -271,17 +269,13 @@ class Tape:
             self._run_with(crew, room, nodes_at, times)
         if tracer is not None and times is not None:
             times.tell(tracer, tracer.describe(self, self._describe), step)
-        reached = room.cells[SPAN]
-        stopped = reached < self.launches
-        failed = self.failure(room, reached, room.cells[WORDS + STATUS], step) if stopped else None
-        self._arenas.give(room.arena)
-        del room.arena
-        self._rooms.append(room)
-        if failed is not None:
-            try:
-                raise failed
-            finally:
-                del failed  # whose frames refer to this one
+        try:
+            if room.cells[SPAN] < self.launches:
+                raise self.failure(room, room.cells[SPAN], room.cells[WORDS + STATUS], step)
+        finally:
+            self._arenas.give(room.arena)
+            del room.arena
+            self._rooms.append(room)
         return self._leaving(inputs, fresh) if self.passes_on else fresh
 
     def lay(self, seed: int, variables: Sequence[Array], crew: Crew) -> tuple[Any, Room, int]:
