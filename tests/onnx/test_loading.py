@@ -407,6 +407,19 @@ def test_recurrent_layers_of_examples_of_different_lengths_are_what_the_runtime_
         np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("curve", "said"),
+    [("Affine", True), ("ScaledTanh", True), ("hardsigmoid", True), ("hardsigmoid", False), ("leakyrelu", False)],
+)
+def test_activations_of_layers_take_their_numbers_however_their_names_are_written(curve: str, said: bool) -> None:
+    numbers = {"activation_alpha": [0.3], "activation_beta": [0.4]} if said else {}
+    weights = {"w": normal(1, 6, 4), "r": normal(1, 6, 2, seed=1)}
+    node = helper.make_node("GRU", ["x", *weights], ["y"], hidden_size=2, activations=[curve, "Tanh"], **numbers)
+    model, x = model_of([node], {"x": ("float32", (3, 2, 4))}, ["y"], weights), normal(3, 2, 4, seed=2)
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(backend.prepare(model).run([x])[0], wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
 def test_a_classifier_of_images_is_what_the_runtime_makes_of_it(name: str) -> None:
     """Models of opset 9, with weights that are drawn, so that what comes of them tells entries apart."""

@@ -21,13 +21,8 @@ from flowrt.onnx.types import dtype_of
 from flowrt.ops.inference import described
 from flowrt.ops.nn import softplus
 
-Unary = Callable[[Any], Any]
+Curve = Callable[..., Any]  # of entries, and of what a node says by attributes
 Binary = Callable[[Any, Any], Any]
-
-
-def each(call: NodeCall, function: Unary, x: Value) -> Value:
-    """``function(x)``, which does the same to every entry, wherever that lies."""
-    return alike(call, function, x)
 
 
 def alike(call: NodeCall, function: Callable[..., Any], *values: Value) -> Value:
@@ -75,7 +70,7 @@ def _wide(call: NodeCall, value: Value) -> Value:
 
 
 def _cast(call: NodeCall, value: Value, dtype: np.dtype[Any]) -> Value:
-    return each(call, lambda x: fr.astype(x, dtype.name), value)
+    return alike(call, lambda x: fr.astype(x, dtype.name), value)
 
 
 def _asinh(x: Any) -> Any:
@@ -92,7 +87,16 @@ def _acosh(x: Any) -> Any:
     return fr.log1p(fr.add(less, fr.sqrt(fr.multiply(less, fr.add(x, 1.0)))))
 
 
-UNARY: dict[str, Unary] = {
+def _celu(x: Any, alpha: float) -> Any:
+    below = fr.multiply(alpha, fr.expm1(fr.divide(fr.minimum(x, 0.0), alpha)))
+    return fr.add(fr.maximum(x, 0.0), below)
+
+
+def _hard_sigmoid(x: Any, alpha: float, beta: float) -> Any:
+    return fr.clip(fr.add(fr.multiply(x, alpha), beta), 0.0, 1.0)
+
+
+UNARY: dict[str, Curve] = {
     "Abs": fr.abs,
     "Acos": fr.acos,
     "Asin": fr.asin,
@@ -100,11 +104,13 @@ UNARY: dict[str, Unary] = {
     "Ceil": fr.ceil,
     "Cos": fr.cos,
     "Cosh": fr.cosh,
+    "Elu": fr.elu,
     "Erf": fr.erf,
     "Exp": fr.exp,
     "Floor": fr.floor,
     "Identity": fr.identity,
     "IsNaN": fr.isnan,
+    "LeakyRelu": fr.leaky_relu,
     "Log": fr.log,
     "Neg": fr.negative,
     "Not": fr.logical_not,
@@ -119,15 +125,32 @@ UNARY: dict[str, Unary] = {
     "Sqrt": fr.sqrt,
     "Tan": fr.tan,
     "Tanh": fr.tanh,
+    "ThresholdedRelu": lambda x, alpha: fr.where(fr.greater(x, alpha), x, 0.0),
 }
 
-COMPOSED: dict[str, Unary] = {
+COMPOSED: dict[str, Curve] = {
     "Acosh": _acosh,
     "Asinh": _asinh,
     "Atanh": lambda x: fr.multiply(0.5, fr.subtract(fr.log1p(x), fr.log1p(fr.negative(x)))),
+    "Celu": _celu,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": lambda x: fr.multiply(x, _hard_sigmoid(x, 1 / 6, 0.5)),
     "Mish": lambda x: fr.multiply(x, fr.tanh(softplus(x))),
+    "Selu": lambda x, alpha, gamma: fr.multiply(gamma, fr.elu(x, alpha)),
     "Softsign": lambda x: fr.divide(x, fr.add(fr.abs(x), 1.0)),
+    "Swish": lambda x, alpha: fr.multiply(x, fr.sigmoid(fr.multiply(x, alpha))),
 }
+
+NUMBERS: dict[str, dict[str, float]] = {
+    "Celu": {"alpha": 1.0},
+    "Elu": {"alpha": 1.0},
+    "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
+    "LeakyRelu": {"alpha": 0.01},
+    "Selu": {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232},
+    "Swish": {"alpha": 1.0},
+    "ThresholdedRelu": {"alpha": 1.0},
+}
+"""What curves take beside entries, and what that is where a node does not say it."""
 
 BINARY: dict[str, Binary] = {
     "Add": fr.add,
@@ -151,13 +174,11 @@ VARIADIC: dict[str, Binary] = {"Max": fr.maximum, "Min": fr.minimum, "Sum": fr.a
 
 @reads(*UNARY)
 def unary(call: NodeCall) -> Value:
-    return each(call, UNARY[call.op], call[0])
+    numbers = {name: float(call.attr(name, usual)) for name, usual in NUMBERS.get(call.op, {}).items()}
+    return alike(call, functools.partial((UNARY | COMPOSED)[call.op], **numbers), call[0])
 
 
-@reads(*COMPOSED)
-@rounded_once
-def composed(call: NodeCall) -> Value:
-    return each(call, COMPOSED[call.op], call[0])
+reads(*COMPOSED)(rounded_once(unary))
 
 
 @reads(*BINARY)
@@ -214,7 +235,7 @@ def power(call: NodeCall) -> Value:
         return cast_as_onnx(fr.pow(fr.astype(call[0], "float64"), call[1]), base)
     found = known(call[1])
     if is_float(base) and found is not None and found.size == 1 and found.ndim <= call.rank(0) and found.max() == 2:
-        return each(call, fr.square, call[0])
+        return alike(call, fr.square, call[0])
     return fr.pow(call[0], cast_as_onnx(call[1], base))
 
 
@@ -254,7 +275,7 @@ def cast_as_onnx(x: Value, dtype: np.dtype[Any]) -> Value:
 @reads("Cast")
 def cast(call: NodeCall) -> Value:
     dtype = dtype_of(call.attr("to"))
-    return each(call, lambda x: cast_as_onnx(x, dtype), call[0])
+    return alike(call, lambda x: cast_as_onnx(x, dtype), call[0])
 
 
 @reads("CastLike")
@@ -282,64 +303,9 @@ def prelu(call: NodeCall) -> Value:
     return fr.where(fr.less(x, np.asarray(0, call.spec(0).dtype)), fr.multiply(x, slope), x)
 
 
-@reads("LeakyRelu")
-def leaky_relu(call: NodeCall) -> Value:
-    return each(call, lambda x: fr.leaky_relu(x, float(call.attr("alpha", 0.01))), call[0])
-
-
-@reads("ThresholdedRelu")
-def thresholded_relu(call: NodeCall) -> Value:
-    alpha = float(call.attr("alpha", 1.0))
-    return each(call, lambda x: fr.where(fr.greater(x, alpha), x, 0.0), call[0])
-
-
-@reads("Elu")
-def elu(call: NodeCall) -> Value:
-    return each(call, lambda x: fr.elu(x, float(call.attr("alpha", 1.0))), call[0])
-
-
-@reads("Selu")
-@rounded_once
-def selu(call: NodeCall) -> Value:
-    alpha, gamma = float(call.attr("alpha", 1.67326319217681884765625)), float(call.attr("gamma", 1.05070102214813232))
-    return each(call, lambda x: fr.multiply(gamma, fr.elu(x, alpha)), call[0])
-
-
-@reads("Celu")
-@rounded_once
-def celu(call: NodeCall) -> Value:
-    alpha = float(call.attr("alpha", 1.0))
-
-    def curve(x: Any) -> Any:
-        below = fr.multiply(alpha, fr.expm1(fr.divide(fr.minimum(x, 0.0), alpha)))
-        return fr.add(fr.maximum(x, 0.0), below)
-
-    return each(call, curve, call[0])
-
-
-@reads("HardSigmoid")
-@rounded_once
-def hard_sigmoid(call: NodeCall) -> Value:
-    alpha, beta = float(call.attr("alpha", 0.2)), float(call.attr("beta", 0.5))
-    return each(call, lambda x: fr.clip(fr.add(fr.multiply(x, alpha), beta), 0.0, 1.0), call[0])
-
-
-@reads("HardSwish")
-@rounded_once
-def hard_swish(call: NodeCall) -> Value:
-    return each(call, lambda x: fr.multiply(x, fr.clip(fr.add(fr.multiply(x, 1 / 6), 0.5), 0.0, 1.0)), call[0])
-
-
 @reads("Gelu")
 def gelu(call: NodeCall) -> Value:
-    return each(call, lambda x: fr.gelu(x, call.attr("approximate", "none") == "tanh"), call[0])
-
-
-@reads("Swish")
-@rounded_once
-def swish(call: NodeCall) -> Value:
-    alpha = float(call.attr("alpha", 1.0))
-    return each(call, lambda x: fr.multiply(x, fr.sigmoid(fr.multiply(x, alpha))), call[0])
+    return alike(call, lambda x: fr.gelu(x, call.attr("approximate", "none") == "tanh"), call[0])
 
 
 @reads("Shrink")
@@ -353,7 +319,7 @@ def shrink(call: NodeCall) -> Value:
         found = fr.where(fr.greater(fr.abs(wide), bound), outside, 0.0)
         return found if is_float(dtype) else fr.astype(found, dtype.name)
 
-    return each(call, curve, call[0])
+    return alike(call, curve, call[0])
 
 
 @reads("IsInf")

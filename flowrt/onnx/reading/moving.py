@@ -12,7 +12,7 @@ import flowrt.ops as fr
 from flowrt.base.spec import is_float
 from flowrt.graph import Tensor
 from flowrt.onnx.reading.elementwise import channels_first
-from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, axis_of, known, reads
+from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, axis_of, known, reads, sizes_of
 from flowrt.onnx.types import dtype_of
 from flowrt.ops.inference import described
 
@@ -291,9 +291,8 @@ def _combined(line: Value, places: Value, new: Value, how: str, total: Value) ->
 
 @reads("ScatterElements", "Scatter")
 def scatter_elements(call: NodeCall) -> Value:
-    axis, dims, chosen = call.axis(default=0), call.shape(0), call.shape(1)
-    if None in dims or None in chosen:
-        raise Unreadable("the sizes of what is scattered must be known")
+    axis = call.axis(default=0)
+    dims, chosen = (sizes_of(value, "the sizes of what is scattered") for value in call.inputs[:2])
     own = np.indices(chosen)
     strides = [math.prod(dims[i + 1 :]) for i in range(len(dims))]
     others = sum(own[i] * strides[i] for i in range(len(dims)) if i != axis)
@@ -305,10 +304,8 @@ def scatter_elements(call: NodeCall) -> Value:
 
 @reads("ScatterND")
 def scatter_nd(call: NodeCall) -> Value:
-    dims, chosen = call.shape(0), call.shape(1)
-    if None in dims or None in chosen:
-        raise Unreadable("the sizes of what is scattered must be known")
-    depth = chosen[-1] or 0
+    dims, chosen = (sizes_of(value, "the sizes of what is scattered") for value in call.inputs[:2])
+    depth = chosen[-1]
     strides = [math.prod(dims[i + 1 :]) for i in range(depth)]
     indices = fr.astype(call[1], "int64")
     indices = fr.where(fr.less(indices, 0), fr.add(indices, np.asarray(dims[:depth], np.int64)), indices)
@@ -335,11 +332,9 @@ def one_hot(call: NodeCall) -> Value:
 
 @reads("EyeLike")
 def eye_like(call: NodeCall) -> Value:
-    dims = call.shape(0)
-    if None in dims:
-        raise Unreadable("its sizes must be known")
     dtype = dtype_of(call.attr("dtype")) if "dtype" in call.attrs else call.spec(0).dtype
-    return np.eye(dims[0] or 0, dims[1], int(call.attr("k", 0)), dtype)
+    rows, columns = sizes_of(call[0], "its sizes")
+    return np.eye(rows, columns, int(call.attr("k", 0)), dtype)
 
 
 @reads("Trilu")

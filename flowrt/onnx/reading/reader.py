@@ -185,6 +185,14 @@ def axis_of(axis: int, rank: int, name: str = "axis") -> int:
     return axis % max(rank, 1)
 
 
+def sizes_of(value: Value, what: str) -> tuple[int, ...]:
+    """The sizes of ``value``, which must all be known; ``what`` they are, for people."""
+    spec = described(value)
+    if not spec.known:
+        raise Unreadable(f"{what} must be known")
+    return spec.concrete
+
+
 class ModelReader:
     """Who builds what nodes say in ``graph``. ``refusals`` are what stood in the way, ``wanted`` the inputs whose
     values would have to be known, ``channels_last`` for a tensor of images the same with its channels last."""

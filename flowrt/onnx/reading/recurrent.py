@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import flowrt.ops as fr
 from flowrt.graph import Tensor
+from flowrt.onnx.reading.elementwise import COMPOSED, NUMBERS, UNARY, Curve
 from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, reads
 from flowrt.ops.inference import described
 
-Curve = Callable[[Any], Any]
 Step = Callable[[tuple[Any, ...], Any], tuple[Any, ...]]
 FORWARD, BACKWARD = ("forward", "bidirectional"), ("reverse", "bidirectional")
-ALPHA = {"LeakyRelu": 0.01, "Elu": 1.0, "HardSigmoid": 0.2, "ThresholdedRelu": 1.0}
-BETA = {"HardSigmoid": 0.5}
-
-
-def _curve(name: str, alpha: float, beta: float) -> Curve:
-    known: dict[str, Curve] = {
-        "relu": fr.relu,
-        "tanh": fr.tanh,
-        "sigmoid": fr.sigmoid,
-        "affine": lambda x: fr.add(fr.multiply(x, alpha), beta),
-        "leakyrelu": lambda x: fr.leaky_relu(x, alpha),
-        "thresholdedrelu": lambda x: fr.where(fr.greater(x, alpha), x, 0.0),
-        "scaledtanh": lambda x: fr.multiply(alpha, fr.tanh(fr.multiply(beta, x))),
-        "hardsigmoid": lambda x: fr.clip(fr.add(fr.multiply(x, alpha), beta), 0.0, 1.0),
-        "elu": lambda x: fr.elu(x, alpha),
-        "softsign": lambda x: fr.divide(x, fr.add(1.0, fr.abs(x))),
-        "softplus": fr.nn.softplus,
-    }
-    if name.lower() not in known:
-        raise Unreadable(f"the activation {name} is not supported")
-    return known[name.lower()]
+USUAL = ("Elu", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu")
+CURVES: dict[str, Curve] = {
+    **{name: (UNARY | COMPOSED)[name] for name in USUAL},
+    "Affine": lambda x, alpha, beta: fr.add(fr.multiply(x, alpha), beta),
+    "ScaledTanh": lambda x, alpha, beta: fr.multiply(alpha, fr.tanh(fr.multiply(beta, x))),
+}
+NAMES = {name.lower(): name for name in CURVES}  # as models write them, in any case
 
 
 def _curves(call: NodeCall, usual: Sequence[str], directions: int) -> list[list[Curve]]:
@@ -43,12 +30,14 @@ def _curves(call: NodeCall, usual: Sequence[str], directions: int) -> list[list[
     names = list(call.attr("activations", list(usual) * directions))
     if len(names) != len(usual) * directions:
         raise Unreadable(f"{len(usual) * directions} activations are needed, got {names}")
-    alphas, betas = iter(call.attr("activation_alpha", [])), iter(call.attr("activation_beta", []))
-    found = []
-    for name in names:
-        alpha = next(alphas, ALPHA.get(name, 1.0)) if name in (*ALPHA, "Affine", "ScaledTanh") else 1.0
-        beta = next(betas, BETA.get(name, 1.0)) if name in (*BETA, "Affine", "ScaledTanh") else 0.0
-        found.append(_curve(name, float(alpha), float(beta)))
+    said = {what: iter(call.attr(f"activation_{what}", [])) for what in ("alpha", "beta")}
+    found: list[Curve] = []
+    for given in names:
+        name = NAMES.get(given.lower())
+        if name is None:
+            raise Unreadable(f"the activation {given} is not supported")
+        takes = NUMBERS.get(name, {}) if name in USUAL else {"alpha": 1.0, "beta": 1.0}
+        found.append(partial(CURVES[name], **{what: float(next(said[what], n)) for what, n in takes.items()}))
     return [found[i : i + len(usual)] for i in range(0, len(found), len(usual))]
 
 

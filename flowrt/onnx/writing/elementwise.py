@@ -192,7 +192,7 @@ def rsqrt(one: AppliedOp) -> str:
 def expm1(one: AppliedOp) -> str:
     """As ``tanh(x / 2) * (exp(x) + 1)``, which keeps the digits of small ones; what is far has only ``exp(x) - 1``."""
     x, dtype = one.input_as(one.out.dtype), one.out.dtype
-    half, unit = one.constant(np.asarray(0.5, dtype)), one.constant(np.asarray(1, dtype))
+    half, unit = one.constant(0.5, dtype), one.constant(1, dtype)
     power = one.add("Exp", x)
     near = one.add("Mul", one.add("Tanh", one.add("Mul", x, half)), one.add("Add", power, unit))
     small = one.add("Less", one.add("Abs", x), unit)
@@ -202,10 +202,10 @@ def expm1(one: AppliedOp) -> str:
 @writes("log1p")
 def log1p(one: AppliedOp) -> str:
     """As ``log(u) * x / (u - 1)`` with ``u = 1 + x``, so that what is rounded off in u is made good. Kahan's."""
-    x, unit = one.input_as(one.out.dtype), one.constant(np.asarray(1, one.out.dtype))
+    x, unit = one.input_as(one.out.dtype), one.constant(1, one.out.dtype)
     u = one.add("Add", x, unit)
     rest = one.add("Sub", u, unit)
-    log, nothing = one.add("Log", u), one.constant(np.asarray(0, one.out.dtype))
+    log, nothing = one.add("Log", u), one.constant(0, one.out.dtype)
     none = one.add("Equal", rest, nothing)
     far = one.add("Or", one.add("IsInf", u), one.add("Equal", u, nothing))
     kept = one.add("Mul", log, one.add("Div", x, one.add("Where", none, unit, rest)))
@@ -222,9 +222,9 @@ def _bounded(one: AppliedOp) -> tuple[str, str, str, str]:
     """Integers to divide, the divisor without 0 and -1, and whether it was those."""
     a, b = (one.input_as(_wide(one), n) for n in (0, 1))
     dtype = _wide(one)
-    nothing = one.add("Equal", b, one.constant(np.asarray(0, dtype)))
-    other = one.add("Equal", b, one.constant(np.asarray(-1, dtype))) if dtype.kind == "i" else nothing
-    unit = one.constant(np.asarray(1, dtype))
+    nothing = one.add("Equal", b, one.constant(0, dtype))
+    other = one.add("Equal", b, one.constant(-1, dtype)) if dtype.kind == "i" else nothing
+    unit = one.constant(1, dtype)
     return a, one.add("Where", one.add("Or", nothing, other), unit, b), nothing, other
 
 
@@ -267,7 +267,7 @@ def floor_divide(one: AppliedOp) -> str:
     a, b, nothing, other = _bounded(one)
     dtype = _wide(one)
     found = one.add("Div", one.add("Sub", a, one.add("Mod", a, b)), b)
-    zero = one.constant(np.asarray(0, dtype))
+    zero = one.constant(0, dtype)
     if dtype.kind == "i":
         found = one.add("Where", other, one.add("Sub", zero, a), found)
     return one.cast(one.add("Where", nothing, zero, found), dtype, one.out.dtype)
@@ -279,7 +279,7 @@ def power(one: AppliedOp) -> str:
         return one.add("Pow", *one.inputs)
     dtype = np.dtype(np.int64) if one.out.dtype.itemsize == 8 else np.dtype(np.int32)
     a, b = (one.input_as(dtype, n) for n in (0, 1))
-    zero, unit = one.constant(np.asarray(0, dtype)), one.constant(np.asarray(1, dtype))
+    zero, unit = one.constant(0, dtype), one.constant(1, dtype)
     if one.out.dtype.kind == "u":
         return one.cast(one.add("Pow", a, b), dtype, one.out.dtype)
     below = one.add("Less", b, zero)
@@ -316,17 +316,17 @@ def atan2(one: AppliedOp) -> str:
     """Of floats: the angle of the quotient, turned by the quadrant; the signs of zeros tell quadrants, too."""
     dtype = one.out.dtype
     y, x = (one.input_as(dtype, n) for n in (0, 1))
-    zero, pi = one.constant(np.asarray(0, dtype)), one.constant(np.asarray(math.pi, dtype))
+    zero, pi = one.constant(0, dtype), one.constant(math.pi, dtype)
 
     def below(value: str) -> str:
-        sign = one.add("Less", one.add("Div", one.constant(np.asarray(1, dtype)), value), zero)
+        sign = one.add("Less", one.add("Div", one.constant(1, dtype), value), zero)
         return one.add("Or", one.add("Less", value, zero), sign)
 
     size_y, size_x = one.add("Abs", y), one.add("Abs", x)
     far = one.add("And", one.add("IsInf", x), one.add("IsInf", y))
     nothing = one.add("And", one.add("Equal", x, zero), one.add("Equal", y, zero))
     quotient = one.add("Div", size_y, size_x)
-    quarter = one.constant(np.asarray(math.pi / 4, dtype))
+    quarter = one.constant(math.pi / 4, dtype)
     angle = one.add("Where", far, quarter, one.add("Where", nothing, zero, one.add("Atan", quotient)))
     angle = one.add("Where", below(x), one.add("Sub", pi, angle), angle)
     return one.add("Where", below(y), one.add("Neg", angle), angle)
@@ -338,13 +338,13 @@ def hypot(one: AppliedOp) -> str:
     dtype = one.out.dtype
     sizes = [one.add("Abs", one.input_as(dtype, n)) for n in (0, 1)]
     more, less = one.add("Max", *sizes), one.add("Min", *sizes)
-    zero, unit = one.constant(np.asarray(0, dtype)), one.constant(np.asarray(1, dtype))
+    zero, unit = one.constant(0, dtype), one.constant(1, dtype)
     plain = one.add("Or", one.add("Equal", more, zero), one.add("IsInf", more))
     share = one.add("Div", less, one.add("Where", plain, unit, more))
     far = one.add("Where", plain, zero, share)
     found = one.add("Mul", more, one.add("Sqrt", one.add("Add", one.add("Mul", far, far), unit)))
     infinite = one.add("Or", *[one.add("IsInf", size) for size in sizes])
-    return one.add("Where", infinite, one.constant(np.asarray(math.inf, dtype)), found)
+    return one.add("Where", infinite, one.constant(math.inf, dtype), found)
 
 
 @writes("standardize")

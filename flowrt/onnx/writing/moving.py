@@ -160,7 +160,7 @@ def pad(one: AppliedOp) -> str:
         x = one.cast(one.inputs[0], np.bool_, np.uint8)
         value = one.constant(np.asarray(bool(one.attrs["value"]), np.uint8))
     else:
-        x, value = one.inputs[0], one.constant(np.asarray(one.attrs["value"], one.out.dtype))
+        x, value = one.inputs[0], one.constant(one.attrs["value"], one.out.dtype)
     edges = one.ints(*[before for before, _ in pads], *[after for _, after in pads])
     made = one.add("Pad", x, edges, value)
     return one.cast(made, np.uint8, np.bool_) if one.out.dtype == np.bool_ else made
