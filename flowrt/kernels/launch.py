@@ -165,8 +165,10 @@ class LaunchStep:
             return True
         if form is Form.REDUCE:
             return places == [0]  # it begins with the first input, and adds the others one after another
-        target = views[self.operands.index(output)]
-        return form in (Form.SCALARS, Form.ROWS) and all(views[i].same_elements(target) for i in places)
+        at = self.operands.index(output)
+        alike = all(views[i].same_elements(views[at]) for i in places)  # by number: the same bytes if of one size
+        sizes = {self.dtypes[i].itemsize for i in (*places, at)}
+        return form in (Form.SCALARS, Form.ROWS) and alike and len(sizes) == 1
 
     def variants(self) -> Iterator[Variant]:
         yield self.variant()

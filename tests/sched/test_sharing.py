@@ -362,3 +362,18 @@ def test_what_is_assigned_behind_its_own_making_is_made_where_the_variable_lies(
     made = record(plan, region, [Spec("float32", (3,))])
     assert len(made.launches) == 2  # and no copy
     agree(plan, {"v": array(3)}, array(3, seed=1))
+
+
+def test_an_output_may_lie_over_entries_of_its_own_size_alone() -> None:
+    """The same entries, by number, lie elsewhere where they are larger."""
+    for taken, made, may in (("float32", "int32", True), ("float16", "float32", False), ("float64", "float32", False)):
+        assert may_overwrite(apply_kernel("astype", [Spec(taken, (4,))], [Spec(made, (4,))], {}), 1, [0]) == may
+
+
+def test_part_of_a_tensor_is_converted_beside_it_where_both_take_as_many_bytes() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float16", (2, None))
+        made = fr.cumsum(fr.astype((x + 1)[0], "float32"))
+    with fr.BlockingSession(graph) as session:
+        found = session.run(made, {x: np.zeros((2, 9), np.float16)})
+    np.testing.assert_array_equal(found, np.arange(1, 10))
