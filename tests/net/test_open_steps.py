@@ -220,6 +220,13 @@ async def test_a_feed_that_is_fetched_is_the_clients_own_copy_and_what_came_is_n
     assert not np.shares_memory(feed, TWO)
 
 
+async def test_what_is_fetched_twice_has_memory_of_its_own_each_time() -> None:
+    relayed = relay(PS, FIRST, FEW)
+    one, other = ended(opened(relayed | {"fetches": relayed["fetches"][:1] * 2})).fetches([TWO])
+    assert one.tolist() == other.tolist() == ONE.tolist()
+    assert not np.shares_memory(one, other)
+
+
 async def test_to_fetch_what_is_dead_says_why() -> None:
     step = opened()
     step.values[2] = DEAD

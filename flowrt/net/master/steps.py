@@ -118,8 +118,14 @@ class OpenStep:
             self.news.set_result(None)
 
     def fetches(self, feeds: Sequence[Array]) -> list[Array]:
-        """What the step was run for; raises `DeadTensorError` where that is dead."""
-        return [self._fetched(fetch, feeds) for fetch in self.registered.fetches]
+        """What the step was run for, each with memory of its own; raises `DeadTensorError` where that is dead."""
+        found: list[Array] = []
+        given: set[int | Feed] = set()
+        for fetch in self.registered.fetches:
+            value = self._fetched(fetch, feeds)
+            found.append(value.copy() if fetch in given else value)
+            given.add(fetch)
+        return found
 
     def _fetched(self, fetch: int | Feed, feeds: Sequence[Array]) -> Array:
         if isinstance(fetch, Feed):
