@@ -8,16 +8,17 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import islice
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.sched.drivers.inquiries import Hash
+from flowrt.sched.drivers.inquiries import Hash, Look
 from flowrt.train import copies as copies_module
 from flowrt.train import following, holding
-from flowrt.train.copies import _copying
+from flowrt.train.copies import Copies, _copying
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -484,3 +485,24 @@ def test_the_version_is_copied_once_all_else_is() -> None:
     assigned = [node for node in takes if node.op == "assign"]
     assert [node.attrs["resource"] for node in assigned] == ["v", "w", "trainer/step"]
     assert [[takes[before] for before in node.control] for node in assigned] == [[], [], assigned[:2]]
+
+
+@pytest.mark.parametrize(
+    ("behind", "copied", "gone"),
+    [(3, 5, {"a"}), (3, 4, {"a"}), (4, 5, set()), (4, 4, set()), (3, 3, set()), (5, 5, set())],
+)
+async def test_a_server_counts_no_more_that_is_two_versions_behind_where_its_copy_is_not(
+    behind: int, copied: int, gone: set[str]
+) -> None:
+    """It was silent while another client trained; one version behind is who was told last to apply an update."""
+    own, copies = {"a": behind, "b": 5, "c": 5}, {"a": 5, "b": copied, "c": 5}  # by who holds the copy
+
+    async def command(task: str, look: Look) -> tuple[Any, ...]:
+        return (own if look.versions == (task,) else copies)[task], (), (0, ())
+
+    runner = SimpleNamespace(keepers=[], lost=frozenset(), suspects=frozenset(), losses={}, command=command)
+    trainer: Any = SimpleNamespace(container="", name="trainer")
+    session: Any = SimpleNamespace(_open_here=lambda: runner)
+    holders = holding.Holders(("a", "b", "c"), {task: {} for task in own}, {task: (task,) for task in own})
+    lead: Any = None
+    assert await Copies(session, trainer, holders, lead).find_gone() == gone
