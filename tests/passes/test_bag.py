@@ -15,9 +15,9 @@ from flowrt.passes import StepTerms, compile_step
 from flowrt.session.session import Options
 
 
-def ops_of(fetches: list[Any], feeds: list[Any], targets: Any = ()) -> list[str]:
+def ops_of(fetches: list[Any], feeds: list[Any], targets: Any = (), supports: Any = everywhere) -> list[str]:
     made = compile_step(
-        fetches[0].graph, fetches, targets, feeds, StepTerms(devices=[CPU], default=CPU, supports=everywhere)
+        fetches[0].graph, fetches, targets, feeds, StepTerms(devices=[CPU], default=CPU, supports=supports)
     )
     (plan,) = made.plans.values()
     return [node.op for node in plan.nodes]
@@ -34,6 +34,9 @@ def test_the_mean_or_sum_of_a_bag_of_rows_is_one_node() -> None:
         feeds, rows = bags()
         cases = [fr.mean(rows, axis=1), fr.sum(rows, axis=-2), fr.sum(rows, axis=(0, 1))]
     assert [ops_of([case], feeds) for case in cases] == [["bag"]] * 3
+    asked: set[tuple[Any, ...]] = set()
+    ops_of(cases[:1], feeds, supports=lambda *what: asked.add((what[0], *map(str, what[1]), what[2])) or True)
+    assert ("bag", "float32", "int32", "float32", "cpu") in asked
 
 
 def test_rows_that_someone_else_reads_and_other_sums_stay_apart() -> None:

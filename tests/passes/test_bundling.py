@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pass_world import compiled
-from step_world import CLIENT, CLUSTER, evaluate, run_plans
+from step_world import CLIENT, CLUSTER, evaluate, everywhere, run_plans
 
+from flowrt.base.valueclass import replace
 from flowrt.graph import Graph, control_dependencies, device
 from flowrt.ops.elementwise import add, add_n, multiply, negative
 from flowrt.ops.flow import merge, switch
@@ -18,7 +19,9 @@ from flowrt.ops.queues import FIFOQueue
 from flowrt.ops.shape import reshape
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable
-from flowrt.passes.bundle import SMALL
+from flowrt.passes.bundle import SMALL, bundle
+from flowrt.passes.place import place
+from flowrt.passes.prune import prune
 
 if TYPE_CHECKING:
     import pytest
@@ -72,16 +75,19 @@ def test_what_the_client_fetches_of_a_task_comes_as_one_and_has_memory_of_its_ow
         with device(WORKER):
             other = negative(given[0])
         fed = placeholder("int64", (2,), name="x")
-    fetches = [given[2], other, given[0], fed, given[4], given[1], given[5], given[2]]
+    fetches = [given[2], other, given[0], fed, given[4], given[1], given[5], given[2], fed]
     result = made([v if v is fed or v is other else v.read() for v in fetches], feeds=[fed])
     assert between(result, SERVER, CLIENT) == 3  # the small ones, the one without an entry, the large one
     initial = {f"v{i}": np.full(shape, i + 1) for i, shape in enumerate(shapes)}
     got, _ = run_plans(result, [np.array([7, 8])], initial, random.Random(0))
     expected = [*(initial[name] for name in ("v2",)), -initial["v0"], initial["v0"], np.array([7, 8])]
-    expected += [initial[name] for name in ("v4", "v1", "v5", "v2")]
+    expected += [*(initial[name] for name in ("v4", "v1", "v5", "v2")), np.array([7, 8])]
     for value, want in zip(got, expected, strict=True):
         np.testing.assert_array_equal(value, want)
         assert np.shape(value) == np.shape(want)
+    assert result.client is not None
+    alone = [part for part in result.client.parts if isinstance(part, int)]
+    assert len(alone) == len(set(alone)) == 5
     arrays = [np.asarray(got[place]) for place in (0, 2, 5, 7)]
     assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
     assert max(array.nbytes for array in arrays if array.base is None) < 100
@@ -136,6 +142,15 @@ def test_what_waits_for_another_node_does_not_hold_up_what_does_not() -> None:
             with device(WORKER):
                 ends = [negative(late), negative(more)]
         assert bundled(made(ends, feeds=[x])) == 0
+    with Graph():
+        small, more = variables((2,), (2,))
+        with device(WORKER):
+            first = negative(Variable(np.ones(2, "int64"), name="w"))
+        with device(PS), control_dependencies([first]):
+            late = negative(small)
+        with device(WORKER):
+            ends = [negative(late), negative(more)]
+    assert bundled(made(ends)) == 0
 
 
 def test_what_came_of_a_large_value_does_not_hold_up_what_did_not() -> None:
@@ -191,6 +206,38 @@ def test_large_values_and_what_decides_sizes_travel_alone() -> None:
             others = [negative(large), negative(empty)]
     result = made([end, *others])
     assert (between(result, SERVER, OTHER), bundled(result)) == (4, 2)
+    with Graph():
+        bytes_ = variables((), (), dtype="int8")
+        with device(WORKER):
+            end = add(*bytes_)
+    assert bundled(made([end])) == 2
+
+
+def test_what_leads_travels_with_what_leads_alike_and_the_bundle_leads_then() -> None:
+    with Graph() as graph:
+        given = variables((2,), (2,), (2,), (2,), (2,))
+        with device(WORKER):
+            end = add_n(given)
+    step = prune(graph, [end], [], [])
+    placement = place(step, devices=CPUS, default=CPUS[0], supports=everywhere, rules={})
+    reads = [i for i, node in step.nodes.items() if node.op.name == "read_variable"]
+    result = bundle(replace(step, lead={reads[1]: 1, reads[3]: 1}), placement, everywhere, fetched=False)
+    joined = [node for node in result.step.nodes.values() if node.op.name == "concat"]
+    assert [(len(node.inputs), node.name[:2], result.step.lead.get(node.id)) for node in joined] == [
+        (2, "v1", 1),
+        (3, "v0", None),
+    ]
+    assert not any(node.op.name == "reshape" for node in result.step.nodes.values())
+
+
+def test_bundles_come_where_the_first_of_their_values_is_wanted() -> None:
+    with Graph():
+        given = variables((2,), (2,))
+        with device(WORKER):
+            first = negative(Variable(np.ones(2, "int64"), name="w"))
+            end = add(first, add(*given))
+    ops = [node.op for node in made([end]).plans[OTHER].nodes]
+    assert ops == ["read_variable", "negative", "recv", "getitem", "getitem", "add", "add", "send"]
 
 
 def test_bundles_are_of_one_dtype_and_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,11 +245,11 @@ def test_bundles_are_of_one_dtype_and_of_bounded_size(monkeypatch: pytest.Monkey
     with Graph():
         numbers = variables((2,), (2,), (2,), (2,), (2,))
         with device(PS):
-            floats = [Variable(np.zeros(2, "float32"), name=f"f{i}") for i in range(2)]
+            floats = [Variable(np.zeros(2, "float32"), name=f"f{i}") for i in range(4)]
         with device(WORKER):
             ends = [add_n(numbers), add_n(floats)]
     result = made(ends)
-    assert (between(result, SERVER, OTHER), bundled(result)) == (4, 6)
+    assert (between(result, SERVER, OTHER), bundled(result)) == (4, 8)
 
 
 def test_one_task_and_one_value_are_left_as_they_are() -> None:

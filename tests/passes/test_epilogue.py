@@ -95,6 +95,10 @@ def test_a_residual_of_a_batch_that_only_a_step_knows_is_joined_where_it_is_the_
     assert "with_epilogue" not in {node.op for node in plan_of(apart, (None, 4), (4, 3), (None, 3)).nodes}
     twice = plan_of(lambda x, w: x @ w + fr.concat([x, x], 0), (None, 4), (4, 4))  # a row, and two
     assert "with_epilogue" not in {node.op for node in twice.nodes}
+    cut = plan_of(lambda x, w: fr.exp(x[1:]) @ w + x, (None, 4), (4, 4))  # a row, and two
+    assert "with_epilogue" not in {node.op for node in cut.nodes}
+    computed = plan_of(lambda x, w: (fr.exp(x) * 2.0) @ w + x, (None, 4), (4, 4))
+    assert "with_epilogue" in {node.op for node in computed.nodes}
     rng = np.random.default_rng(3)
     x, w, v = (rng.standard_normal(shape).astype("f") for shape in ((2, 5, 4), (4, 3), (3, 4)))
     with fr.Graph() as graph:
@@ -144,6 +148,16 @@ def test_a_reader_that_waits_for_another_stays_apart() -> None:
         return fr.tanh(product) * fr.max(product)
 
     assert parts(plan_of(build, (2, 3), (3, 4))) == [["matmul"], ["max"], ["tanh", "multiply"]]
+
+    def later(x: Any, w: Any) -> Any:
+        return x @ w + fr.FIFOQueue(1, "float32", (2, 4)).dequeue()
+
+    assert ["matmul"] in parts(plan_of(later, (2, 3), (3, 4)))
+
+    def one_side(x: Any, w: Any, b: Any) -> Any:
+        return [product := x @ w, product + fr.switch(b, fr.greater(fr.sum(b), 0.0))[0]]
+
+    assert ["matmul"] in parts(plan_of(one_side, (2, 3), (3, 4), (2, 4)))
 
 
 MATMUL = ("matmul", 2, (("transpose_a", False), ("transpose_b", False)))

@@ -13,6 +13,7 @@ from test_fuse import ops, plan_of
 import flowrt as fr
 from flowrt.kernels.fusion import padded
 from flowrt.passes import paddings
+from flowrt.passes.fuse import MAX_INPUTS
 
 Array = np.ndarray[Any, Any]
 F4 = "float32"
@@ -124,15 +125,26 @@ def test_a_loop_over_a_stencil_and_a_variable_that_it_moves() -> None:
         lambda x: fr.sum(fr.pad(x * 2.0, 1) * 3.0, 0),  # a fold behind it
         lambda x: fr.pad(fr.matmul(x, x), 1),  # nothing behind it
         lambda x: fr.exp(fr.transpose(fr.pad(x * 2.0, 1))),  # a view of it
+        lambda x: fr.exp(fr.pad(x * 2.0, 1)[::-1]),  # one that is as large
         lambda x: (y := fr.pad(x * 2.0, 1)) / fr.sum(y, 1, keepdims=True),  # rows of it
+        lambda x: fr.pad(x * 2.0, 1) * fr.reshape(x, (9, 9, 1))[:, :1],  # what makes more of it
+        lambda x: fr.pad(x * 2.0, 1) + fr.FIFOQueue(1, "float32", (11, 11)).dequeue(),  # what may come later
     ],
 )
 def test_a_padding_that_others_read_or_that_nobody_goes_over_is_left_alone(function: Callable[[Any], Any]) -> None:
     assert ["pad"] in ops(plan_of(function, (9, 9)))
 
 
+def test_only_what_goes_over_entries_is_joined_inside_and_as_much_as_a_kernel_takes() -> None:
+    assert ["pad", "exp"] in ops(plan_of(lambda x: fr.exp(fr.pad(fr.matmul(x, x), 1)), (9, 9)))
+    others = MAX_INPUTS - 1
+    (most,) = ops(plan_of(lambda x, *rest: sum(rest, fr.pad(x, 1)), (9, 9), *[(11, 11)] * others))
+    assert most[0] == "pad"
+
+
 def test_small_paddings_and_those_of_unknown_sizes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ["pad"] in ops(plan_of(heat, (None, 9)))
+    assert ["pad"] in ops(plan_of(lambda x, y: fr.pad(x * 2.0, 1) * y, (9, 9), (None, 11)))
     monkeypatch.setattr(paddings, "LARGE", LARGE)
     for shape, alone in (((127, 129), True), ((128, 128), False)):
         assert (["pad"] in ops(plan_of(heat, shape))) == alone

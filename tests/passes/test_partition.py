@@ -10,15 +10,16 @@ from pass_world import compiled
 from step_world import CLIENT, CLUSTER, CPU, LOCAL
 
 from flowrt.base.device import Device
-from flowrt.graph import Graph, device
-from flowrt.ops.elementwise import add, negative, square
+from flowrt.graph import Graph, control_dependencies, device
+from flowrt.ops.elementwise import add, multiply, negative, square
 from flowrt.ops.flow import group
 from flowrt.ops.index import take
 from flowrt.ops.reduce import sum as sum_
-from flowrt.ops.source import constant, placeholder
+from flowrt.ops.shape import reshape
+from flowrt.ops.source import constant, placeholder, shape_of
 from flowrt.ops.state import Variable
 from flowrt.optim import Adam
-from flowrt.passes import Compiled, Transfer
+from flowrt.passes import Compiled, Ends, Transfer
 
 # ── partition ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -40,11 +41,57 @@ def test_a_local_step_is_one_plan_with_feeds_and_fetches_in_order() -> None:
     assert all("test_partition.py:" in node.site for node in plan.nodes)
 
 
+def test_what_lies_where_it_is_wanted_is_not_brought_though_the_device_is_given_twice() -> None:
+    with Graph():
+        x = placeholder("float32", (2,), name="x")
+        y = negative(x)
+    plan = compiled([y], feeds=[x], default=Device("local", 0, "cpu", 0)).plans["/job:local/task:0"]
+    assert [node.op for node in plan.nodes] == ["negative"]
+
+
+def test_every_task_of_a_step_without_ends_is_fed_what_it_uses() -> None:
+    with Graph():
+        x, y, unused = (placeholder("float32", (2,), name=name) for name in ("x", "y", "unused"))
+        with device("/job:worker/task:0"):
+            a = negative(y, name="a")
+        with device("/job:worker/task:1"):
+            b = add(y, x, name="b")
+    result = compiled(
+        [], [a.op, b.op], [x, unused, y], devices=CLUSTER, default=CLUSTER[0], client=None, ends=Ends.USED
+    )
+    fed = {task: [feed.name for feed in plan.feeds] for task, plan in result.plans.items()}
+    assert fed == {"/job:worker/task:0": ["y"], "/job:worker/task:1": ["x", "y"]}
+    assert [plan.nodes[0].inputs for plan in result.plans.values()] == [(0,), (1, 0)]
+
+
+def test_what_decides_sizes_lies_in_the_hosts_memory_unless_inference_finds_it() -> None:
+    gpu = Device("local", 0, "cuda", 0)
+    with Graph():
+        x, ids = placeholder("float32", (None, 4), name="x"), placeholder("int64", (2,), name="ids")
+        with device("cuda:0"):
+            found = reshape(x, multiply(shape_of(x), constant([1, 1]), name="found"))
+            fed = reshape(x, ids)
+            computed = reshape(x, negative(ids, name="computed"))
+            waits = negative(found)
+            with control_dependencies([waits.op]):
+                late = multiply(shape_of(x), 1, name="late")
+            last = reshape(waits, late)
+    plan = compiled(
+        [found, fed, computed, last], feeds=[x, ids], devices=[CPU, gpu], default=CPU, optimize=False
+    ).plans["/job:local/task:0"]
+    starts = plan.value_starts()
+    made = {starts[n]: node for n, node in enumerate(plan.nodes) if node.outputs}
+    sizes = [node.inputs[1] for node in plan.nodes if node.op == "reshape"]
+    came = [(made[value].op, made[value].device) if value in made else plan.feeds[value].name for value in sizes]
+    assert came == [("multiply", "cuda:0"), "ids", ("bring", "cpu:0"), ("bring", "cpu:0")]
+
+
 def test_a_small_constant_that_is_fetched_stays_where_it_is() -> None:
     with Graph():
         one = constant(1.0)
     plan = compiled([one]).plans["/job:local/task:0"]
     assert ([node.op for node in plan.nodes], plan.fetches) == (["constant"], (0,))
+    assert len(compiled([], [one.op]).plans["/job:local/task:0"].nodes) == 1
 
 
 def test_another_device_of_the_same_task_gets_a_value_once() -> None:
@@ -76,6 +123,9 @@ def test_a_tensor_crosses_once_per_destination_however_many_want_it() -> None:
     assert ops(result, "/job:worker/task:1") == {"recv": 1, "negative": 1, "send": 1}
     sent = [node.attrs["edge"] for plan in result.plans.values() for node in plan.nodes if node.op == "send"]
     assert len(sent) == len(set(sent)) == 5
+    assert [dict(report.counts) for report in result.report if report.name == "partition"] == [
+        {"tasks": 3, "transfers": 5}
+    ]
 
 
 def test_the_client_sends_feeds_where_they_are_wanted_and_answers_fed_fetches_itself() -> None:
@@ -104,7 +154,7 @@ def test_the_client_sends_feeds_where_they_are_wanted_and_answers_fed_fetches_it
 def test_a_small_constant_is_repeated_rather_than_sent() -> None:
     with Graph():
         with device("/job:ps"):
-            small, large = constant(np.zeros(4), name="small"), constant(np.zeros(1000), name="large")
+            small, large = constant(np.zeros(512), name="small"), constant(np.zeros(513), name="large")
         with device("/job:worker/task:0"):
             a, b = negative(small), negative(large)
     result = compiled([a, b], devices=CLUSTER, default=CLUSTER[0], client=CLIENT, optimize=False)
@@ -155,6 +205,10 @@ def test_order_across_tasks_is_one_token_per_task() -> None:
     assert ops(result, "/job:worker/task:1") == {"recv": 1, "no_op": 1}
     token = next(node for node in result.plans["/job:ps/task:0"].nodes if node.name.endswith("/done"))
     assert len(token.control) == 3
+    assert [(node.op, node.control) for node in result.plans["/job:worker/task:1"].nodes] == [
+        ("recv", ()),
+        ("no_op", (0,)),
+    ]
 
 
 def test_order_for_memory_does_not_cross_devices() -> None:

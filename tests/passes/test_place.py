@@ -38,11 +38,12 @@ def placed(
     supports: Callable[..., bool] = everywhere,
     rules: dict[str, str] | None = None,
     devices: Sequence[Device] = ALL,
+    wishes: dict[Any, Device] | None = None,
 ) -> dict[str, Device]:
     """The device of every node of the step, by name."""
     graph = [*fetches, *targets][0].graph
     step = prune(graph, fetches, targets, feeds)
-    found = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
+    found = place(step, devices=devices, default=default, supports=supports, rules=rules or {}, wishes=wishes)
     assert list(found) == list(step.nodes)
     return {step.nodes[i].name: where for i, where in found.items()}
 
@@ -67,9 +68,22 @@ def test_what_nothing_ties_down_follows_its_input_else_its_consumer_else_the_def
         x = placeholder("float32", name="x")
         with device("/job:worker/task:1"):
             a = negative(x, name="a")
-        b = add(a, constant(1.0, name="one"), name="b")
+        b = add(a, exp(constant(1.0, name="one"), name="its"), name="b")
         lone = constant(2.0, name="lone")
-    assert placed([b, lone], feeds=[x]) == {"a": WORKER_1, "one": WORKER_1, "b": WORKER_1, "lone": WORKER_0}
+    expected = {"a": WORKER_1, "one": WORKER_1, "its": WORKER_1, "b": WORKER_1, "lone": WORKER_0}
+    for devices in (ALL, (WORKER_0, WORKER_1)):
+        assert placed([b, lone], feeds=[x], devices=devices) == expected
+
+
+def test_what_is_not_wished_anywhere_follows_what_is() -> None:
+    with Graph() as graph:
+        v, w = Variable([1.0], name="v"), Variable([1.0], name="w")
+        a = exp(constant([1.0], name="one"), name="a")
+        b = add(negative(a, name="b"), w, name="end")
+    wishes: dict[Any, Device] = {("", "v"): PS, graph.nodes.index(a.op): WORKER_1}
+    found = placed([b, v.__tensor__()], wishes=wishes)
+    assert {found[name] for name in ("a", "b", "one", "end")} == {WORKER_1}
+    assert (found["v/value"], found["w/value"]) == (PS, WORKER_0)
 
 
 def test_computation_does_not_follow_parameters() -> None:
@@ -112,6 +126,12 @@ def test_colocation_is_a_union() -> None:
         with colocate_with(b), device("/job:ps"):
             c = constant(3.0, name="c")
     assert set(placed([a, b, c]).values()) == {PS}
+    with Graph():
+        with device("/job:worker/task:0"):
+            a = constant(1.0, name="a")
+        with colocate_with(a), device("/device:cuda"):
+            b = constant(2.0, name="b")
+    assert set(placed([a, b]).values()) == {GPU_0}
 
 
 def test_conflicting_colocation_names_both_nodes() -> None:
@@ -166,6 +186,15 @@ def test_the_only_device_is_that_of_all_that_asks_for_none() -> None:
         b = constant(1.0)
     with pytest.raises(PlacementError, match="no device /job:ps"):  # the graph's, though not the step's
         placed([b, *b.graph.nodes[0].outputs], devices=[WORKER_0])
+    with Graph() as graph:
+        c = constant(1.0, name="c")
+    with pytest.raises(PlacementError, match="no device /job:ps"):
+        placed([c], devices=[WORKER_0], rules={"c": "/job:ps"})
+    placed([c], devices=[WORKER_0])
+    with graph, device("/job:ps"):
+        d = constant(1.0, name="d")
+    with pytest.raises(PlacementError, match="no device /job:ps"):  # what was found of it before counts no more
+        placed([d], devices=[WORKER_0])
 
 
 def test_supports_is_asked_with_the_dtypes_of_inputs_then_outputs() -> None:
@@ -177,8 +206,10 @@ def test_supports_is_asked_with_the_dtypes_of_inputs_then_outputs() -> None:
 
     with Graph():
         a = constant([1, 2]) < constant([3, 4])
-    placed([a], supports=supports)
-    assert sorted(asked) == [("constant", ("int64",), "cpu"), ("less", ("int64", "int64", "bool"), "cpu")]
+    for devices in (ALL, ALL[:1]):
+        asked.clear()
+        placed([a], supports=supports, devices=devices, default=devices[0])
+        assert sorted(asked) == [("constant", ("int64",), "cpu"), ("less", ("int64", "int64", "bool"), "cpu")]
 
 
 def test_kernels_decide_among_the_devices_of_an_open_constraint() -> None:
@@ -293,10 +324,11 @@ def test_parts_of_variables_are_spread_over_the_tasks_that_they_may_be_on() -> N
     tasks = [Device("ps", task, "cpu", 0) for task in range(3)]
     with Graph():
         with device("/job:ps"):
-            first = Variable(np.zeros((5, 2), "float32"), name="first", partition=(0, 3, 4, 5))
-            second = Variable(np.zeros((4, 2), "float32"), name="second", partition=2)
+            first = Variable(np.zeros((7, 2), "float32"), name="first", partition=(0, 3, 5, 7))
+        moved = Momentum(0.1, 0.9).minimize(sum_(first), [first])  # what is kept beside it is not counted
+        with device("/job:ps"):
+            second = Variable(np.zeros((5, 2), "float32"), name="second", partition=(0, 3, 4, 5))
         loose = Variable(np.zeros((4, 2), "float32"), name="loose", partition=2)
-        moved = Momentum(0.1, 0.9).minimize(sum_(first), [first])
     found = placed(
         [as_value(p) for p in (*first.parts, *second.parts, *loose.parts)],
         [moved],
@@ -304,6 +336,7 @@ def test_parts_of_variables_are_spread_over_the_tasks_that_they_may_be_on() -> N
     )
     assert [found[f"first/part_{i}/value"] for i in range(3)] == tasks
     assert [found[f"first/part_{i}/momentum/value"] for i in range(3)] == tasks
-    assert [found[f"second/part_{i}/value"] for i in range(2)] == tasks[1:]
+    assert [found[f"second/part_{i}/value"] for i in range(3)] == [*tasks[1:], tasks[0]]
     assert [found[f"loose/part_{i}/value"] for i in range(2)] == [WORKER_0, WORKER_1]
-    assert list(placed([as_value(p) for p in second.parts], devices=(*tasks, WORKER_0)).values()) == tasks[1:]
+    alone = placed([as_value(p) for p in second.parts], devices=(*tasks, WORKER_0))
+    assert list(alone.values()) == [*tasks[1:], tasks[0]]
