@@ -159,8 +159,7 @@ class _Cut:
     def _lies(self, ref: Ref) -> Device:
         """The device in whose memory the value of a node of the step lies."""
         device = self._device[ref[0]]
-        made = self._step.nodes.get(ref[0]) or self._nodes[ref[0]]
-        return device.on_host if made.op.name in ON_HOST else device
+        return device.on_host if self._step.nodes[ref[0]].op.name in ON_HOST else device
 
     def _bring(self, ref: Ref, device: Device, consumer: int) -> Ref:
         """The value ``ref`` as it is on ``device``."""

@@ -7,11 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 from pass_world import compiled
-from step_world import CLIENT, CLUSTER, CPU, LOCAL
+from step_world import CLIENT, CLUSTER, CPU, LOCAL, everywhere
 
 from flowrt.base.device import Device
+from flowrt.base.valueclass import replace
 from flowrt.graph import Graph, control_dependencies, device
-from flowrt.ops.elementwise import add, multiply, negative, square
+from flowrt.ops.elementwise import add, exp, multiply, negative, square
 from flowrt.ops.flow import group
 from flowrt.ops.index import take
 from flowrt.ops.reduce import sum as sum_
@@ -20,6 +21,9 @@ from flowrt.ops.source import constant, placeholder, shape_of
 from flowrt.ops.state import Variable
 from flowrt.optim import Adam
 from flowrt.passes import Compiled, Ends, Transfer
+from flowrt.passes.partition import partition
+from flowrt.passes.place import place
+from flowrt.passes.prune import prune
 
 # ── partition ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -68,22 +72,57 @@ def test_what_decides_sizes_lies_in_the_hosts_memory_unless_inference_finds_it()
     gpu = Device("local", 0, "cuda", 0)
     with Graph():
         x, ids = placeholder("float32", (None, 4), name="x"), placeholder("int64", (2,), name="ids")
+        with device("cpu:0"):
+            factors, there = constant([1, 1]), multiply(shape_of(x), 1, name="there")
         with device("cuda:0"):
-            found = reshape(x, multiply(shape_of(x), constant([1, 1]), name="found"))
+            found = reshape(x, multiply(shape_of(x), factors, name="found"))
             fed = reshape(x, ids)
             computed = reshape(x, negative(ids, name="computed"))
             waits = negative(found)
             with control_dependencies([waits.op]):
                 late = multiply(shape_of(x), 1, name="late")
-            last = reshape(waits, late)
+            last, host = reshape(waits, late), reshape(x, there)
     plan = compiled(
-        [found, fed, computed, last], feeds=[x, ids], devices=[CPU, gpu], default=CPU, optimize=False
+        [found, fed, computed, last, host], feeds=[x, ids], devices=[CPU, gpu], default=CPU, optimize=False
     ).plans["/job:local/task:0"]
     starts = plan.value_starts()
     made = {starts[n]: node for n, node in enumerate(plan.nodes) if node.outputs}
     sizes = [node.inputs[1] for node in plan.nodes if node.op == "reshape"]
     came = [(made[value].op, made[value].device) if value in made else plan.feeds[value].name for value in sizes]
-    assert came == [("multiply", "cuda:0"), "ids", ("bring", "cpu:0"), ("bring", "cpu:0")]
+    assert came == [("multiply", "cuda:0"), "ids", ("bring", "cpu:0"), ("bring", "cpu:0"), ("multiply", "cpu:0")]
+
+
+def test_what_is_fetched_without_a_client_is_brought_to_where_it_is_fetched() -> None:
+    gpu = Device("ps", 0, "cuda", 0)
+    with Graph():
+        x = placeholder("float32", (2,), name="x")
+        with device("/job:worker/task:0"):
+            a = negative(x, name="a")
+        with device(str(gpu)):
+            b = negative(x, name="b")
+        c = negative(x, name="c")
+    result = compiled([a, b, c], feeds=[x], devices=[*CLUSTER, gpu], default=CLUSTER[0], client=None)
+    plan = result.plans["/job:ps/task:0"]
+    starts = plan.value_starts()
+    made = {starts[n]: node.op for n, node in enumerate(plan.nodes) if node.outputs}
+    assert [made[value] for value in plan.fetches] == ["recv", "bring", "negative"]
+
+
+def test_a_value_that_leads_does_so_from_another_device_too() -> None:
+    gpu = Device("ps", 0, "cuda", 0)
+    with Graph() as graph:
+        x = placeholder("float32", (2,), name="x")
+        with device(str(gpu)):
+            a, b = negative(x, name="a"), exp(x, name="b")
+        with device("/job:worker/task:0"):
+            c = add(a, b)
+    step = prune(graph, [c], [], [x])
+    devices = [*CLUSTER, gpu]
+    placement = place(step, devices=devices, default=CLUSTER[0], supports=everywhere, rules={})
+    leads = {i: 1 for i, node in step.nodes.items() if node.name == "b"}
+    plans = partition(replace(step, lead=leads), placement, home=None, client=CLIENT).plans
+    sends = [node for node in plans["/job:ps/task:0"].nodes if node.op == "send"]
+    assert {node.name[0]: node.attrs.get("lead") for node in sends} == {"a": None, "b": 1}
 
 
 def test_a_small_constant_that_is_fetched_stays_where_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,10 +24,17 @@ from flowrt.ops.state import Variable
 from flowrt.optim import Momentum
 from flowrt.passes.place import place, with_halves
 from flowrt.passes.prune import prune
+from flowrt.typed import Operand, Result, op
 
 PS, WORKER_0, WORKER_1 = (Device(job, task, "cpu", 0) for job, task in (("ps", 0), ("worker", 0), ("worker", 1)))
 GPU_0 = Device("worker", 0, "cuda", 0)
 ALL = (PS, WORKER_0, GPU_0, WORKER_1)
+
+
+@op
+def of_a_program(x: Operand) -> Result:
+    """An op that no kernel computes."""
+    return x
 
 
 def placed(
@@ -39,11 +47,14 @@ def placed(
     rules: dict[str, str] | None = None,
     devices: Sequence[Device] = ALL,
     wishes: dict[Any, Device] | None = None,
+    moved: list[str] | None = None,
 ) -> dict[str, Device]:
     """The device of every node of the step, by name."""
     graph = [*fetches, *targets][0].graph
     step = prune(graph, fetches, targets, feeds)
-    found = place(step, devices=devices, default=default, supports=supports, rules=rules or {}, wishes=wishes)
+    found = place(
+        step, devices=devices, default=default, supports=supports, rules=rules or {}, wishes=wishes, moved=moved
+    )
     assert list(found) == list(step.nodes)
     return {step.nodes[i].name: where for i, where in found.items()}
 
@@ -172,6 +183,14 @@ def test_an_op_without_any_kernel_says_so() -> None:
         a = exp(constant(1.0, name="x"), name="a")
     with pytest.raises(PlacementError, match=r"it has none on any device here \(cpu, cuda\)"):
         placed([a], supports=lambda op, dtypes, kind: op != "exp")
+    with Graph():
+        own = of_a_program(constant(1.0, name="x"), name="own")
+    with pytest.raises(
+        PlacementError, match=r'has none on any device here .*; write one, @fr.kernel\("of_a_program", on='
+    ):
+        placed([own], supports=lambda op, dtypes, kind: op != "of_a_program")
+    with pytest.raises(PlacementError, match=r"cuda:0; it has one on cpu; ask for that"):
+        placed([own], rules={"own": "cuda:0"}, supports=except_on_cuda("of_a_program"))
 
 
 def test_the_only_device_is_that_of_all_that_asks_for_none() -> None:
@@ -230,6 +249,32 @@ def test_a_variable_lies_where_all_that_any_step_does_with_it_runs() -> None:
         v.assign_add([1.0])
     for without, where in (("assign_add", WORKER_0), ("assign_sub", GPU_0)):
         assert placed([v.read(name=without)], default=GPU_0, supports=except_on_cuda(without))[without] == where
+
+
+def test_a_variable_that_is_asked_for_where_some_step_cannot_move_it_is_refused_in_all_steps() -> None:
+    with Graph():
+        with device("/job:worker/task:0/device:cuda:0"):
+            v = Variable([1.0], name="v")
+        v.assign_add([1.0])
+    with pytest.raises(PlacementError, match=r"assign_add .*: no kernel for .*cuda:0; it has one on cpu"):
+        placed([v.read()], supports=except_on_cuda("assign_add"))
+
+
+def test_where_kinds_of_devices_are_wishes_what_is_elsewhere_is_told() -> None:
+    with Graph(), device("cuda:0"):
+        a = exp(constant(1.0, name="x"), name="a")
+    moved: list[str] = []
+    assert placed([a], supports=except_on_cuda("exp"), moved=moved) == {"x": GPU_0, "a": WORKER_0}
+    (told,) = moved
+    assert re.fullmatch(r"exp 'a' \(.*\) is on .*:cpu:0, as cuda has no kernel for \(float32, float32\)", told)
+    moved.clear()
+    assert set(placed([a], devices=(PS, WORKER_0), moved=moved).values()) == {WORKER_0}
+    assert [one.partition(" (")[0] for one in moved] == ["constant 'x'"]
+    assert moved[0].endswith("is elsewhere, as there is no device /device:cuda:0")
+    with Graph(), device("/job:other"):
+        b = constant(1.0, name="b")
+    with pytest.raises(PlacementError, match="no device /job:other"):
+        placed([b], moved=moved)
 
 
 def test_floats_of_16_bits_are_supported_where_float32_is_unless_they_are_written() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -299,12 +300,14 @@ def test_a_report_says_how_each_replicas_step_divided() -> None:
     rows = (
         (1, 7, 10.0, Phase.POSTED, SKEW, 1.0, 2.0, SKEW + 3.0, 0.0, 17.0, 17.5),
         (0, 6, 0.0, Phase.COMPUTE, *[2.0] * 7),
+        (2, 7, 10.0, Phase.POSTED, 12.0, 1.0, 2.0, 15.0, 0.0, 18.75, 0.0),  # which came in part
     )
-    times = times_of(report(7, (10.0, 18.0, 18.5, 19.0), *rows), Clocks(2))
+    times = times_of(report(7, (10.0, 18.0, 18.5, 19.0), *rows), Clocks(3))
     assert (times[1].version, times[1].input, times[1].compute, times[1].cut) == (7, 1.0, 2.0, False)
     assert (times[1].pull, times[1].push, times[1].wait, times[1].server) == (2.0, 2.0, 1.0, 1.0)
     assert times[1].seconds == 7.0
     assert (times[0].version, times[0].cut, times[0].push, times[0].wait, times[0].server) == (6, True, 0.0, 0.0, 0.0)
+    assert (times[2].cut, times[2].wait, times[2].server) == (False, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("row", [(0.0,) * 3, (9, *[1.0] * 10), (math.nan,) * 11, (-1, *[1.0] * 10)])
@@ -353,24 +356,26 @@ def test_the_median_of_what_was_cut_off_is_kaplan_and_meiers() -> None:
 
 
 def test_rows_of_no_reports_are_none() -> None:
-    rows, stages = tables([], 2)
-    assert rows.shape == (0, 11)
-    assert stages.shape == (0, 5)
+    no_numbers: tuple[Any, ...] = (None, "a", 1.0, 2.0)
+    for reports in ([], [report(3, no_numbers, (0, *[1.0] * 10))]):
+        rows, stages = tables(reports, 2)
+        assert rows.shape == (0, 11)
+        assert stages.shape == (0, 5)
 
 
 def test_only_what_both_clocks_stamped_tells_of_the_way_and_the_least_is_forgotten_slowly() -> None:
     stages = (0.0, 0.5, 0.6, 0.7)
     early = (0, 3, 0.25, 0.0, 0.5, 0.0, 0.0, 0.625, 0.0, 0.75, 0.0)  # replica, version, told, ..., pulled, ..., ended
-    later = (0, 4, 100.25, 0.0, 100.55, 0.0, 0.0, 100.55, 0.0, 100.75, 0.0)
-    never = (0, 5, 0.0, 0.0, 9.0, 0.0, 0.0, 9.0, 0.0, 99.0, 0.0)  # told of no version
+    later = (0, 4, 100.25, 0.0, 100.51, 0.0, 0.0, 100.51, 0.0, 100.75, 0.0)
+    never = (0, 5, 0.0, 0.0, 0.125, 0.0, 0.0, 9.0, 0.0, 99.0, 0.0)  # told of no version
     strange = [(replica, *early[1:]) for replica in (-1, 2)]
-    rows, each = tables([report(3, stages, early, later, never, *strange)], 2)
+    rows, each = tables([report(3, stages, never, early, later, *strange)], 2)
     assert (len(rows), each[0].tolist()) == (3, [3, *stages])
     clocks = Clocks(2)
     for row in rows:
         clocks.note(row[None])
         found = [float(part[0]) for part in (*clocks.split(row[None]), away(row[None]))]
-        wanted = {3: [0.1875, 0.1875, 0.375], 4: [0.2375, 0.2625, 0.5], 5: [math.nan] * 3}[int(row[1])]
+        wanted = {3: [0.1875, 0.1875, 0.375], 4: [0.2025, 0.2975, 0.5], 5: [math.nan] * 3}[int(row[1])]
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
