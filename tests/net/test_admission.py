@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import stat
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from flowrt.base.errors import (
     ResourceError,
     VersionMismatch,
 )
-from flowrt.net.door.tokens import load_token, new_token, save_token
+from flowrt.net.door.tokens import MAX_TOKEN, check_private, load_token, new_token, own_token, read_token, save_token
 from flowrt.net.door.transport import Connection, connect, serve
 
 if TYPE_CHECKING:
@@ -231,3 +232,60 @@ def test_a_token_file_that_is_no_secret_is_refused_by_name(
     with pytest.raises(AuthenticationError, match=told) as caught:
         load_token(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "token", "left"),
+    [
+        (b"good\nrest", "good", b"rest"),
+        (b"good", "good", b""),
+        (b"x" * MAX_TOKEN + b"\nrest", "x" * MAX_TOKEN, b"rest"),
+        (b"x" * (MAX_TOKEN + 1) + b"\n", None, b"\n"),
+        (b"\nrest", None, b"rest"),
+        (b"", None, b""),
+        (b"\xe9\n", None, b""),
+    ],
+)
+def test_a_token_is_the_first_line_of_a_pipe_and_no_more_of_it_is_read(
+    said: bytes, token: str | None, left: bytes
+) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, said)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        if token is None:
+            with pytest.raises(AuthenticationError, match="is no token"):
+                read_token(reading)
+        else:
+            assert read_token(reading) == token
+        assert pipe.read() == left
+
+
+@pytest.mark.parametrize(
+    ("owner", "mine", "mode", "private"),
+    [
+        (7, 7, 0o600, True),
+        (7, 7, 0o640, False),
+        (0, 0, 0o640, False),
+        (0, 7, 0o640, True),  # as Kubernetes gives a secret
+        (0, 7, 0o660, False),
+        (0, 7, 0o644, False),
+    ],
+)
+def test_only_what_is_roots_may_be_read_by_a_group_and_by_none_of_roots(
+    owner: int, mine: int, mode: int, private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: mine)
+    about = os.stat_result((0o100000 | mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))
+    with contextlib.nullcontext() if private else pytest.raises(AuthenticationError, match="others can read the key"):
+        check_private(about, "the key")
+
+
+def test_a_users_own_token_is_made_once_where_only_the_user_can_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "some" / "where"))
+    token = own_token()
+    assert own_token() == token == load_token(tmp_path / "some" / "where" / "flowrt" / "token")
+    assert stat.S_IMODE((tmp_path / "some" / "where" / "flowrt").stat().st_mode) == 0o700
+    assert [path.name for path in (tmp_path / "some" / "where" / "flowrt").iterdir()] == ["token"]

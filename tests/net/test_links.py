@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from flowrt.net import links
 from flowrt.net.door.tokens import new_token
 from flowrt.net.door.transport import serve
 from flowrt.net.link import Allowance, LinkStore
 from flowrt.net.links import Links
 from flowrt.net.wire.frames import allocate_array
-from flowrt.net.wire.messages import Serve, to_hello
+from flowrt.net.wire.messages import Serve, from_data, to_hello
 from flowrt.sched.drivers.messages import Probe
 from flowrt.sched.host.rendezvous import Budget, Rendezvous
+
+if TYPE_CHECKING:
+    import pytest
 
 HERE, THERE = "/job:a/task:0", "/job:b/task:0"
 TOKEN = new_token()
 
 
 @asynccontextmanager
-async def process(birth: str, port: int = 0) -> AsyncIterator[tuple[str, int]]:
-    """One that is `THERE`; answers where."""
+async def process(
+    birth: str, port: int = 0, hears: Callable[[Any], None] = lambda message: None
+) -> AsyncIterator[tuple[str, int]]:
+    """One that is `THERE`, and ``hears`` what is posted to it; answers where."""
 
     async def attend(connection: Any) -> None:
-        async for _ in connection:
-            pass
+        async for message in connection:
+            hears(from_data(message))
 
     hello = to_hello(Serve(THERE, (), birth=birth))
     async with serve("127.0.0.1", port, TOKEN, attend, hello=hello) as opened:
@@ -81,3 +87,38 @@ async def test_who_follows_another_at_its_address_before_that_is_missed_is_not_t
             await told.post(place)
         async with process("second", place[1]):
             assert await told.post(place) == [(place, "first")]
+
+
+async def test_what_is_posted_while_a_link_is_being_opened_goes_in_order_and_the_oldest_is_lost_beyond_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "WAITING", 3)
+    heard, all_came = list[int](), asyncio.Event()
+
+    def hears(probe: Any) -> None:
+        heard.append(probe.run)
+        if probe.run == 9:
+            all_came.set()
+
+    async with process("first", hears=hears) as place, asyncio.timeout(10), Told().links as opened:
+        for number in range(5):
+            opened.post(THERE, place, Probe(number, 0))
+        while opened.standing(place) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        opened.post(THERE, place, Probe(9, 0))
+        await all_came.wait()
+    assert heard == [2, 3, 4, 9]
+    opened.post(THERE, place, Probe(10, 0))  # which nobody sends any more
+
+
+async def test_links_that_stand_and_those_that_are_tried_again_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SELDOM", 1000.0)
+    monkeypatch.setattr(links, "RETRY", 2000.0)
+    told = Told()
+    async with process("first") as gone:
+        pass
+    async with process("second") as place, asyncio.timeout(10), told.links:
+        await told.post(place)
+        told.links.post(THERE, gone, Probe(1, 0))
+        while not told.gone:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)

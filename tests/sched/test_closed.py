@@ -9,8 +9,11 @@ import pytest
 
 import flowrt as fr
 from flowrt.base.errors import FlowrtError, ResourceError, SpecError
+from flowrt.base.plan import PlanFeed
+from flowrt.base.spec import Spec
+from flowrt.kernels.launch import REPEATED
 from flowrt.kernels.run.direct import available
-from flowrt.sched.drivers.closed import Closed
+from flowrt.sched.drivers.closed import Closed, _fits
 
 if TYPE_CHECKING:
     from flowrt.sched.executor import Executor
@@ -42,7 +45,7 @@ async def test_runs_are_those_of_the_executor_with_the_numbers_that_are_told() -
     async with fr.Session(graph) as session:
         executor, _ = await executor_of(session, fetches)
         closed, rows = Closed(executor, SEED), np.int32([5, 0, 5])
-        for number in (*range(1, 40), 3, 3, 70):
+        for number in (*range(1, 40), 3, 3, REPEATED + 3, 70):
             found, expected = closed.run_now([rows], number), executor.run_now([rows], number, SEED)
             if found is None or expected is None:
                 continue  # kernels were not there yet
@@ -65,6 +68,9 @@ async def test_what_is_fetched_of_the_feeds_is_they_and_costs_no_other_way(monke
         await session.run(fetches, {x: given[0], y: given[1]})
         closed = Closed(session._step(fetches, (x, y)).registered, SEED)
         given = [np.asarray(value) for value in given]
+        with monkeypatch.context() as context:  # as where kernels are not there yet
+            context.setattr(closed.executor, "run_now", lambda *how: None)
+            assert closed.run_now(given, 0) is None
         for number in range(40):
             found = closed.run_now(given, number)
             if found is None:
@@ -115,3 +121,10 @@ async def test_what_does_not_fit_is_refused_whether_or_not_a_direct_call_runs_th
             with pytest.raises(ResourceError, match=r"of replica 3 of 'job' was not received: no room"):
                 closed.run_now(["no room"], 1)  # type: ignore[list-item]
             assert closed.run_now([np.int32([1])], 1) is not None
+
+
+def test_what_is_received_fits_if_it_is_an_array_of_the_dtype_and_shape_that_come_there() -> None:
+    feed = PlanFeed("x", Spec("float32", (None, 2)), "")
+    assert _fits(np.zeros((3, 2), "float32"), feed)
+    for other in (np.zeros((3, 2)), np.zeros((3, 1), "float32"), np.float32(1), "no room"):
+        assert not _fits(other, feed)

@@ -31,6 +31,12 @@ def test_an_offset_is_found_within_its_uncertainty(seed: int) -> None:
     assert alignment.uncertainty < 500_000
 
 
+def test_of_the_answers_of_one_while_the_least_uncertain_counts() -> None:
+    some = [ClockSample(0, 5000, 100), ClockSample(1, 5050, 10), ClockSample(2, 5020, 90)]
+    alignment = Alignment(some)
+    assert (alignment.uncertainty, alignment.ahead, alignment.here(5000)) == (10, 5050, -50)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_drift_is_followed(seed: int) -> None:
     rng = random.Random(seed)

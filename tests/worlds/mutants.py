@@ -105,7 +105,7 @@ TESTS = {
     "passes/paddings": ("test_paddings",),
     "passes/order_state": ("test_order_state",),
     "passes/earliest_finish": ("test_earliest_finish",),
-    "passes/partition": ("test_partition",),
+    "passes/partition": ("test_partition", "test_bundling"),
     "passes/place": ("test_place", "test_arrange"),
     "passes/bundle": ("test_bundling",),
     "passes/epilogue": ("test_epilogue",),
@@ -122,6 +122,15 @@ TESTS = {
     "summary/events": ("test_summary_writer",),
     "train/gathers": ("test_gathers",),
     "train/times": ("test_attribution",),
+    "tracing/clocks": ("test_clocks",),
+    "net/links": ("test_links",),
+    "net/door/tokens": ("test_admission",),
+    "net/stream/outbox": ("test_posting",),
+    "sched/drivers/closed": ("test_closed",),
+    "sched/drivers/packing": ("test_packing",),
+    "sched/server/combining": ("test_combining",),
+    "sched/tape/apart": ("test_apart",),
+    "train/batches": ("test_batches",),
 }
 SECONDS = 300  # of one file's tests, and more than they ever take
 FOUND, LATE, SURVIVES, ELSEWHERE = OUTCOMES = ("found", "late", "survive", "elsewhere")
