@@ -8,13 +8,12 @@ that both waited for; who waited for the rows waits for it. Where nodes would wa
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import is_float, normal_axes
 from flowrt.op import lookup
-from flowrt.passes.joining import joined, outside, users_of
+from flowrt.passes.joining import joined, standing_for, users_of
 from flowrt.passes.step import FED
 
 if TYPE_CHECKING:
@@ -44,10 +43,9 @@ def bag(step: StepGraph, placement: Mapping[int, Device], supports: Supports) ->
 
 def _fits(step: StepGraph, rows: int, total: int, placement: Mapping[int, Device], supports: Supports) -> bool:
     taken, device = step.nodes[rows], placement[rows]
-    dtypes = [*(step.spec(ref).dtype for ref in taken.inputs), taken.outputs[0].dtype]
     if not bag_axes(step, taken, step.nodes[total]) or placement[total] != device:
         return False
-    return supports("bag", dtypes, device.kind or "")
+    return supports("bag", step.dtypes(taken), device.kind or "")
 
 
 def _joined(step: StepGraph, pairs: Mapping[int, int]) -> StepGraph:
@@ -59,13 +57,12 @@ def _joined(step: StepGraph, pairs: Mapping[int, int]) -> StepGraph:
 def _bag(step: StepGraph, rows: StepNode, total: StepNode) -> StepNode:
     reduction = total.op.traits.reduction
     mean = reduction is not None and reduction.mean
-    return replace(
+    return standing_for(
         total,
+        (rows, total),
         op=lookup("bag"),
         inputs=rows.inputs,
         attrs={"axes": bag_axes(step, rows, total), "mean": mean, "absent": rows.attrs["absent"]},
-        control=outside((rows.control, total.control), {rows.id}),
-        after=outside((rows.after, total.after), {rows.id}),
     )
 
 

@@ -190,7 +190,7 @@ class _Bundles:
         self._joined: dict[tuple[Ref, ...], Ref] = {}
         self._apart: dict[tuple[Ref, str], Ref] = {}  # by the task that wants it
         self._fetched: dict[Ref, tuple[Ref, int, int]] = {}  # in which they come to the client, from where to where
-        self._next = 1 + max((len(step.graph.nodes), *step.nodes))
+        self._next = step.free
         self.values = 0
 
     def add(self, way: _Route, refs: Sequence[Ref]) -> None:

@@ -8,15 +8,14 @@ and its place, and waits for all that they waited for. A step whose nodes would 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import GraphError
 from flowrt.base.traits import TRAITS
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
-from flowrt.passes.joining import joined, outside
-from flowrt.passes.step import FED, Ref, StepGraph, StepNode, guards_of
+from flowrt.passes.joining import joined, readers_of, standing_for
+from flowrt.passes.step import Ref, StepGraph, StepNode, guards_of
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
@@ -69,16 +68,13 @@ class _Readers:
         self.placement = placement
         self._asked = {*step.targets, *(source for source, _ in step.fetches)}
         self._switches = bool(guards_of(step))
-        self._readers: dict[int, list[StepNode]] = {}
-        for node in step.nodes.values():
-            for source in {source for source, _ in node.inputs if source != FED}:
-                self._readers.setdefault(source, []).append(node)
+        self._readers = readers_of(step)
 
     def only(self, node: StepNode) -> StepNode | None:
         """The one node that needs the entries of ``node`` and runs beside it, if there is just one."""
         if node.id in self._asked:
             return None
-        asking = self._readers.get(node.id, [])
+        asking = self._readers[node.id]
         found = [reader for reader in asking if reader.op.name != "shape_of"]
         if len(found) != 1 or self.placement[found[0].id] != self.placement[node.id]:
             return None
@@ -114,12 +110,10 @@ def _chain(step: StepGraph, product: StepNode, readers: _Readers, supports: Supp
 def _contracted(chain: _Chain) -> StepNode:
     product, final = chain.product, chain.members[-1]
     activation = final.op.name if final.op.name in ACTIVATIONS else ""
-    own = {member.id for member in chain.members}
-    return replace(
+    return standing_for(
         final,
+        chain.members,
         op=chain.op,
         inputs=(*product.inputs, chain.bias),
         attrs={**product.attrs, "activation": activation},
-        control=outside((member.control for member in chain.members), own),
-        after=outside((member.after for member in chain.members), own),
     )

@@ -10,7 +10,6 @@ variable is left alone, since by itself it is computed in the variable's own mem
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.traits import Arranged, reduction_of, traits_of
@@ -18,7 +17,7 @@ from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
 from flowrt.passes.fuse import Fusible, markers
-from flowrt.passes.joining import joined, outside
+from flowrt.passes.joining import joined, standing_for
 from flowrt.passes.sizes import Sizes
 from flowrt.passes.step import NO_GUARDS, Ref, StepGraph, StepNode, guards_of
 
@@ -87,8 +86,7 @@ class _Pairing:
             return None
         if not _same_shape(product, reader, self._sizes_on(kind)):
             return None
-        dtypes = [spec.dtype for spec in (*map(self._step.spec, reader.inputs), *reader.outputs)]
-        if reader.op.name != "fused" and not self._fusible(reader.op.name, dtypes, kind):
+        if reader.op.name != "fused" and not self._fusible(reader.op.name, self._step.dtypes(reader), kind):
             return None
         if any(nodes[i].op.stateful for i in followers[reader.id]):
             return None
@@ -119,8 +117,7 @@ def _entrywise(step: StepGraph, node: StepNode, fusible: Fusible, kind: str) -> 
     if node.op.name == "fused":
         reductions = [dict(attrs)["keepdims"] for op, _, _, attrs in _members(node) if reduction_of(op) is not None]
         return all(reductions) and all(traits_of(op).view is None for op in parts_of("fused", node.attrs))
-    dtypes = [spec.dtype for spec in (*map(step.spec, node.inputs), *node.outputs)]
-    return len(node.outputs) == 1 and fusible(node.op.name, dtypes, kind)
+    return len(node.outputs) == 1 and fusible(node.op.name, step.dtypes(node), kind)
 
 
 def _members(node: StepNode) -> Any:
@@ -159,14 +156,13 @@ def _joined(pair: _Pair) -> StepNode:
         "taken": tuple(taken),
         "kept": pair.kept,
     }
-    return replace(
+    return standing_for(
         reader,
+        (product, reader),
         op=lookup("with_epilogue"),
         inputs=tuple(inputs),
         outputs=(*product.outputs, *reader.outputs) if pair.kept else reader.outputs,
         attrs=attrs,
-        control=outside((product.control, reader.control), {product.id}),
-        after=outside((product.after, reader.after), {product.id}),
     )
 
 

@@ -80,7 +80,7 @@ def fuse(
     """
     step = join_parts(sums_over_axes(step), placement)
     behind = markers(step, placement)
-    first = 1 + max((len(step.graph.nodes), *step.nodes))
+    first = step.free
     additions = find_additions(step, placement, behind, first) if regions else []
     wide = spell_out(step, additions)
     sources = {number: a.write.id for a in additions for number in (a.number, a.read.id)}
@@ -353,7 +353,7 @@ def _rewritten(step: StepGraph, grouped: Sequence[Sequence[int]], where: Mapping
     for members, read in groups:
         own = set(members)
         leaving = [ref for i in members if not users[i] <= own for ref in _leaving(step, i, users[i] - own)]
-        node = _fused_node(step, [*read, *members], leaving, max(i for i in members if i < first))
+        node = fused_node(step, [*read, *members], leaving, max(i for i in members if i < first))
         made[node.id] = node
         refs |= {ref: (node.id, number) for number, ref in enumerate(leaving)}
         home |= dict.fromkeys(members, node.id)
@@ -374,7 +374,7 @@ def _views_of(step: StepGraph, members: Sequence[int], views: Collection[int]) -
     return list(dict.fromkeys(source for i in members for source, _ in step.nodes[i].inputs if source in views))
 
 
-def _fused_node(step: StepGraph, members: Sequence[int], leaving: Sequence[Ref], number: int) -> StepNode:
+def fused_node(step: StepGraph, members: Sequence[int], leaving: Sequence[Ref], number: int) -> StepNode:
     """The node of a group, under the id and name of its member ``number``."""
     nodes = [step.nodes[i] for i in members]
     inside = set(members)

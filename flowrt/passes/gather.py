@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowrt.passes.bag import bag_axes
+from flowrt.passes.joining import readers_of
 from flowrt.passes.step import FED
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def move_gathers(step: StepGraph, placement: Mapping[int, Device], supports: Sup
     """``placement`` with every gather of a variable's rows where the fewest bytes travel."""
     if len({device.host for device in placement.values()}) < 2 or not _any_take(step):
         return placement
-    consumers = readers(step)
+    consumers = readers_of(step)
     moved = dict(placement)
     for read in [node for node in step.nodes.values() if node.op.name == READ]:
         home = placement[read.id]
@@ -72,16 +73,6 @@ def _read_name(step: StepGraph, source: int) -> str:
 
 def _any_take(step: StepGraph) -> bool:
     return any(node.op.name == TAKE for node in step.nodes.values())
-
-
-def readers(step: StepGraph) -> dict[int, list[StepNode]]:
-    """The nodes that use each node's outputs, those of takes and reads alone."""
-    found: dict[int, list[StepNode]] = {node.id: [] for node in step.nodes.values() if node.op.name in (TAKE, READ)}
-    for node in step.nodes.values():
-        for source in {source for source, _ in node.inputs}:
-            if source in found:
-                found[source].append(node)
-    return found
 
 
 def _uses(
@@ -135,8 +126,7 @@ def _wanted_at(
 
 def runs_on(step: StepGraph, node: StepNode, where: Device, supports: Supports) -> bool:
     """Whether there is a kernel for ``node``, as its inputs are, on that device."""
-    dtypes = [*(step.spec(ref).dtype for ref in node.inputs), *(spec.dtype for spec in node.outputs)]
-    return supports(node.op.name, dtypes, where.kind or "")
+    return supports(node.op.name, step.dtypes(node), where.kind or "")
 
 
 def _move_sum(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowrt.passes.step import FED, in_order
 
@@ -52,6 +52,13 @@ def outside(waits: Iterable[Iterable[int]], inside: Collection[int]) -> tuple[in
     return tuple(dict.fromkeys([source for sources in waits for source in sources if source not in inside]))
 
 
+def standing_for(last: StepNode, nodes: Collection[StepNode], **changes: Any) -> StepNode:
+    """``last`` in the place of ``nodes``, of which it is one, with ``changes``; it waits for what they waited for."""
+    inside = {node.id for node in nodes}
+    control, after = outside((node.control for node in nodes), inside), outside((node.after for node in nodes), inside)
+    return replace(last, control=control, after=after, **changes)
+
+
 def users_of(step: StepGraph, made_by: Collection[int] | None = None) -> dict[int, set[int]]:
     """Who takes each node's values, or those that are ``made_by`` some: nodes, and `FED` for the step's own caller."""
     users: dict[int, set[int]] = {i: set() for i in (step.nodes if made_by is None else made_by)}
@@ -63,3 +70,12 @@ def users_of(step: StepGraph, made_by: Collection[int] | None = None) -> dict[in
         if source in users:
             users[source].add(FED)
     return users
+
+
+def readers_of(step: StepGraph) -> dict[int, list[StepNode]]:
+    """The nodes that take each node's values, in order."""
+    found: dict[int, list[StepNode]] = {i: [] for i in step.nodes}
+    for node in step.nodes.values():
+        for source in {source for source, _ in node.inputs if source != FED}:
+            found[source].append(node)
+    return found

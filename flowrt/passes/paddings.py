@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrt.base.traits import Arranged, traits_of
-from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
-from flowrt.passes.fuse import MAX_INPUTS, Fusible, markers, members_of
-from flowrt.passes.joining import joined, outside, users_of
-from flowrt.passes.step import FED, NO_GUARDS, Ref, StepGraph, StepNode, guards_of
+from flowrt.passes.fuse import MAX_INPUTS, Fusible, fused_node, markers
+from flowrt.passes.joining import joined, users_of
+from flowrt.passes.step import FED, NO_GUARDS, StepGraph, StepNode, guards_of
 
 if TYPE_CHECKING:
-    from flowrt.base.attributes import Attr
     from flowrt.base.device import Device
     from flowrt.base.spec import Shape
 
@@ -53,7 +50,7 @@ def join_paddings(step: StepGraph, placement: Mapping[int, Device], fusible: Fus
         dims = step.spec(pad.inputs[0]).dims
         if len(ahead.outputs) == 1 and _goes_over_entries(step, ahead, dims, fusible, placement, views=True):
             chosen[reader.id] = [ahead, pad, reader]
-    return _rewritten(step, {last: nodes for last, nodes in chosen.items() if len(_taken(nodes)) <= MAX_INPUTS})
+    return _rewritten(step, chosen)
 
 
 def _is_large(node: StepNode) -> bool:
@@ -85,8 +82,7 @@ def _goes_over_entries(
         return False
     if node.op.name == "fused":
         return all(_is_an_entry(op, views) for op in parts_of("fused", node.attrs))
-    dtypes = [spec.dtype for spec in (*taken, *node.outputs)]
-    return len(node.outputs) == 1 and fusible(node.op.name, dtypes, placement[node.id].kind or "")
+    return len(node.outputs) == 1 and fusible(node.op.name, step.dtypes(node), placement[node.id].kind or "")
 
 
 def _is_an_entry(op: str, views: bool) -> bool:
@@ -97,32 +93,13 @@ def _is_an_entry(op: str, views: bool) -> bool:
     return traits.view is None or (views and traits.view is not Arranged.RESHAPED)
 
 
-def _taken(nodes: Collection[StepNode]) -> tuple[Ref, ...]:
-    """What nodes take that none of them makes."""
-    inside = {node.id for node in nodes}
-    return tuple(dict.fromkeys(ref for node in nodes for ref in node.inputs if ref[0] not in inside))
-
-
 def _rewritten(step: StepGraph, chosen: Mapping[int, Sequence[StepNode]]) -> StepGraph:
-    home = {node.id: last for last, nodes in chosen.items() for node in nodes}
-    return joined(step, {last: _node(nodes) for last, nodes in chosen.items()}, home)
+    """``step`` with each of those as the node of the last of them, but for what would take too much."""
+    made = {last: _node(step, nodes) for last, nodes in chosen.items()}
+    made = {last: node for last, node in made.items() if len(node.inputs) <= MAX_INPUTS}
+    return joined(step, made, {node.id: last for last in made for node in chosen[last]})
 
 
-def _node(nodes: Sequence[StepNode]) -> StepNode:
-    """The node of all, the last of which it stands for."""
-    inputs, last = _taken(nodes), nodes[-1]
-    numbers = {ref: n for n, ref in enumerate(inputs)}
-    members: list[tuple[Attr, ...]] = []
-    for node in nodes:
-        members += members_of(node, numbers, len(inputs) + len(members))
-    results = tuple(numbers[last.id, n] for n in range(len(last.outputs)))
-    attrs: dict[str, Attr] = {"_many": len(inputs), "members": tuple(members), "results": results}
-    inside = {node.id for node in nodes}
-    return replace(
-        last,
-        op=lookup("fused"),
-        inputs=inputs,
-        attrs=attrs,
-        control=outside((node.control for node in nodes), inside),
-        after=outside((node.after for node in nodes), inside),
-    )
+def _node(step: StepGraph, nodes: Sequence[StepNode]) -> StepNode:
+    last = nodes[-1]
+    return fused_node(step, [node.id for node in nodes], [(last.id, n) for n in range(len(last.outputs))], last.id)

@@ -124,7 +124,7 @@ class _Cut:
         self._told: dict[tuple[tuple[int, ...], str], int] = {}
         self._fed: list[list[Transfer]] = [[] for _ in step.feeds]
         self._answers: dict[Ref, Transfer] = {}
-        self._next = 1 + max((len(step.graph.nodes), *step.nodes))
+        self._next = step.free
         self.transfers = 0
 
     def add(self, node: StepNode) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from flowrt.base.errors import GraphError
 from flowrt.op import lookup
-from flowrt.passes.joining import joined, outside
+from flowrt.passes.joining import joined, outside, readers_of
 from flowrt.passes.step import FED, StepNode, keep_needed
 
 if TYPE_CHECKING:
@@ -81,12 +81,9 @@ class _Rewriting:
 
     def __init__(self, step: StepGraph, placement: Mapping[int, Device], supports: Supports) -> None:
         self._step, self._supports = step, supports
-        self._readers: dict[int, list[StepNode]] = {}
-        for node in step.nodes.values():
-            for source in {source for source, _ in node.inputs}:
-                self._readers.setdefault(source, []).append(node)
+        self._readers = readers_of(step)
         self._asked = {*step.targets, *(source for source, _ in step.fetches)}
-        self._free = itertools.count(1 + max((len(step.graph.nodes), *step.nodes)))
+        self._free = itertools.count(step.free)
         self._packs: dict[tuple[int, tuple[int, ...]], StepNode] = {}
         self.made: dict[int, StepNode] = {}
         self.where = dict(placement)
@@ -247,7 +244,7 @@ class _Rewriting:
         """The writes of one part's rows by ``group`` that do nothing else, and the values of all indices for them."""
         if mine.inputs != ((route.id, FOUND), (route.id, STARTS)):
             return
-        for write in self._readers.get(group.id, []):
+        for write in self._readers[group.id]:
             values = self._part(write.inputs[0], mine.attrs["part"])
             dealt = None if values is None else self._maker(values[1], "take")
             if values is None or dealt is None or values[0].inputs[1] != (route.id, STARTS):

@@ -44,7 +44,7 @@ def simplify(step: StepGraph, placement: Mapping[int, Device]) -> tuple[StepGrap
         return step, placement
     where = dict(placement)
     nodes: dict[int, StepNode] = {}
-    free = 1 + max((len(step.graph.nodes), *step.nodes))
+    free = step.free
     for node in step.nodes.values():
         for made in _simpler(step, node, free):
             where[made.id] = where[node.id]

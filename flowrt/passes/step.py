@@ -17,6 +17,8 @@ from flowrt.base.plan import resources_in
 from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from flowrt.base.attributes import Attr
     from flowrt.base.spec import Spec
     from flowrt.graph import Graph, Tensor
@@ -96,6 +98,15 @@ class StepGraph:
     def spec(self, ref: Ref) -> Spec:
         """The spec of what ``ref`` names."""
         return self.feed_specs[ref[1]] if ref[0] == FED else self.nodes[ref[0]].outputs[ref[1]]
+
+    def dtypes(self, node: StepNode) -> list[np.dtype[Any]]:
+        """Those of a node's inputs, then of its outputs."""
+        return [spec.dtype for spec in (*map(self.spec, node.inputs), *node.outputs)]
+
+    @property
+    def free(self) -> int:
+        """The first number from which on no node has one."""
+        return 1 + max((len(self.graph.nodes), *self.nodes))
 
 
 def infer(node: StepNode, inputs: Sequence[Spec]) -> tuple[Spec, ...]:

@@ -75,7 +75,7 @@ class _Widening:
         self.placement = dict(placement)
         self._nodes: dict[int, StepNode] = {}
         self._narrowed: dict[Ref, Ref] = {}  # what readers take for an output
-        self._free = 1 + max((len(step.graph.nodes), *step.nodes))
+        self._free = step.free
 
     def made(self) -> StepGraph:
         for node in self._step.nodes.values():

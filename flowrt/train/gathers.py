@@ -13,7 +13,8 @@ from flowrt.base.plan import resources_in
 from flowrt.base.valueclass import valueclass
 from flowrt.passes.bag import bag_axes
 from flowrt.passes.fold_constants import fold_constants
-from flowrt.passes.gather import READ, fewer_than_all, readers, takes_rows
+from flowrt.passes.gather import READ, fewer_than_all, takes_rows
+from flowrt.passes.joining import readers_of
 from flowrt.passes.prune import prune
 from flowrt.passes.step import FED
 from flowrt.session.eager import evaluate
@@ -72,7 +73,7 @@ def find_gathers(outputs: Sequence[Tensor], inputs: Sequence[Tensor], tables: Se
     Where every ``asked`` and ``rows`` is fed, the tower reads none of the tables of these gathers.
     """
     step = fold_constants(prune(outputs[0].graph, outputs, (), inputs), evaluate)  # sizes are no use of a table
-    users, given, workers = readers(step), _given(step), _workers(step)
+    users, given, workers = readers_of(step), _given(step), _workers(step)
     found: list[Gather] = []
     for table in tables:
         takes = _takes(step, workers.get((table.resource.container, table.resource.name), ()), users)
