@@ -21,7 +21,7 @@ from flowrt.kernels.language.variants import ENTRY, entry_address, found_symbol,
 from flowrt.kernels.store.folder import cache_folder
 from flowrt.kernels.store.names import remember
 from flowrt.kernels.store.objects import is_stored
-from flowrt.kernels.store.parts import PART, part_code, part_symbol, requested_part
+from flowrt.kernels.store.parts import PART, part_symbol, requested_part
 
 Order: TypeAlias = tuple[str | None, Callable[[], Any]]  # the symbol that it has here, and what compiles it
 NICE = 10
@@ -92,7 +92,7 @@ def _entry(request: str) -> Order:
 
 def _part(request: str) -> Order:
     part = requested_part(request)
-    return part_symbol(part), lambda: part_code(part)
+    return part_symbol(part), part.code
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from flowrt.kernels.language.table import KERNELS
 from flowrt.kernels.launch import Prepared, apply_kernel
 from flowrt.kernels.store.compiling import batch
 from flowrt.kernels.store.locking import while_wanted
-from flowrt.kernels.store.parts import loop_address, nested_address
+from flowrt.kernels.store.parts import LOOP_PARTS, NESTED_PARTS
 from flowrt.op import lookup
 from flowrt.sched.loops.structured import PURE_STRUCTURED
 from flowrt.sched.regions.regions import variable_specs
@@ -36,7 +36,7 @@ def warm(plans: Sequence[Plan], wanted: Callable[[], bool] = lambda: True) -> No
     """
 
     def ask() -> None:
-        loop_address()
+        LOOP_PARTS["alone"].address()
         for plan in plans:
             _warm(plan)
 
@@ -51,7 +51,7 @@ def _warm(plan: Plan) -> None:
         for body in bodies:
             _warm(body)
         if node.op in PURE_STRUCTURED:
-            nested_address(node.op)
+            NESTED_PARTS[node.op].address()
         if (node.op, "cpu") in KERNELS and not is_alias(node.op) and not is_apart(node.device):
             _warm_node(node, [_sized(specs[value]) for value in node.inputs])
 

@@ -22,7 +22,7 @@ from flowrt.kernels.language.variants import name_of, symbol_of, variant_code
 from flowrt.kernels.store.bundle import bundle_path, write_bundle
 from flowrt.kernels.store.folder import cache_folder
 from flowrt.kernels.store.locking import stand_back
-from flowrt.kernels.store.parts import PARTS, part_code, part_symbol
+from flowrt.kernels.store.parts import PARTS, part_symbol
 from flowrt.progress import Activity
 from flowrt.standard.programs import standard_tiles, standard_variants
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _items() -> Iterator[_Item]:
     for part in (*PARTS, *standard_tiles()):
-        yield _Item(part.name, part.name, part_symbol(part), lambda part=part: part_code(part))  # type: ignore[misc]
+        yield _Item(part.name, part.name, part_symbol(part), part.code)
     for variant in standard_variants():
         label = f"{variant.kernel.entry} of ({', '.join(str(d) for d in variant.dtypes)})"
         code: Callable[[], bytes] = lambda variant=variant: variant_code(variant)  # type: ignore[misc]  # noqa: E731

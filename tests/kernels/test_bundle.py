@@ -20,7 +20,7 @@ from flowrt.kernels.launch import LaunchStep, apply_kernel
 from flowrt.kernels.store import building
 from flowrt.kernels.store import objects as store
 from flowrt.kernels.store.bundle import Bundle, bundle_path, open_bundle, write_bundle
-from flowrt.kernels.store.parts import PARTS, part_code, part_symbol
+from flowrt.kernels.store.parts import PARTS, part_symbol
 from flowrt.kernels.tiles.micro import Tile, tile_part
 from flowrt.standard import __main__ as command
 from flowrt.standard.programs import standard_tiles, standard_variants
@@ -178,7 +178,7 @@ def run(code: str, folder: Path, **env: str) -> str:
 def test_a_process_with_a_bundle_neither_compiles_nor_imports_the_compiler(tmp_path: Path) -> None:
     variant = multiplication()
     names = {part.name: part_symbol(part) for part in PARTS}
-    objects = {part_symbol(part): part_code(part) for part in PARTS}
+    objects = {part_symbol(part): part.code() for part in PARTS}
     names[name_of(variant) or ""] = symbol_of(variant)
     objects[symbol_of(variant)] = variant_code(variant)
     write_bundle(bundle_path(tmp_path), names, objects)

@@ -20,7 +20,7 @@ from flowrt.kernels.store import background
 from flowrt.kernels.store import objects as store
 from flowrt.kernels.store.background import wait_compiled
 from flowrt.kernels.store.folder import cache_folder
-from flowrt.kernels.store.parts import nested_address
+from flowrt.kernels.store.parts import NESTED_PARTS, RuntimeObject
 from flowrt.ops.fused import fused as fused_op
 from flowrt.sched.loops.nesting import apply_structured
 from flowrt.sched.loops.scalar_loops import apply_scalar_loop
@@ -63,7 +63,7 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     assert isinstance(step, ScalarLoopStep)
     monkeypatch.undo()
     symbol = found_loop_symbol(step.program)
-    nested_address("loop")
+    NESTED_PARTS["loop"].address()
     for op, spec in (("add", I32), ("less", I32), ("multiply", F32), ("subtract", F32)):
         result = Spec("bool", ()) if op == "less" else spec
         for launch in apply_kernel(op, [spec, spec], [result], {}).steps:
@@ -174,8 +174,8 @@ def test_small_launches_in_one_are_taken_where_all_of_them_are_compiled(
     monkeypatch.setattr(scalar_loop, "is_there", lambda symbol: False)
     monkeypatch.setattr(background, "was_tried", lambda symbol: False)
     monkeypatch.setattr(fused, "is_compiled", lambda variant: True)
-    for name in ("launch.is_compiled", "composite.nested.is_nested_compiled", "composite.many.is_many_compiled"):
-        monkeypatch.setattr(f"flowrt.kernels.{name}", lambda _=None: there)
+    monkeypatch.setattr("flowrt.kernels.launch.is_compiled", lambda variant: there)
+    monkeypatch.setattr(RuntimeObject, "is_compiled", lambda part: there)
     specs, outputs = [t.spec for t in node.inputs], [t.spec for t in node.outputs]
     (step,) = apply_structured("loop", specs, outputs, node.attrs, "cpu:0", record).steps
     assert isinstance(step, NestedStep if there else ScalarLoopStep)

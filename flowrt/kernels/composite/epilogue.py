@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.kernels.launch import Composite
-from flowrt.kernels.store.parts import epilogue_address
+from flowrt.kernels.store.parts import EPILOGUE_PART
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.variants import Variant
@@ -62,7 +62,7 @@ class EpilogueStep(Composite):
 
     def address(self) -> int:
         """The compiled entry; the two steps' own are compiled when the block is made."""
-        return epilogue_address()
+        return EPILOGUE_PART.address()
 
     def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
         """The block, and in it those of the two steps, for operands at ``places``."""

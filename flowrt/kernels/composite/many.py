@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flowrt.kernels.launch import Composite
-from flowrt.kernels.store.parts import is_many_compiled, many_address
+from flowrt.kernels.store.parts import MANY_PART
 
 if TYPE_CHECKING:
     from typing import Any
@@ -61,11 +61,11 @@ class ManyStep(Composite):
             yield from member.variants()
 
     def is_compiled(self) -> bool:
-        return is_many_compiled() and all(member.is_compiled() for member in self.members)
+        return MANY_PART.is_compiled() and all(member.is_compiled() for member in self.members)
 
     def address(self) -> int:
         """The compiled entry; the steps' own are compiled when the block is made."""
-        return many_address()
+        return MANY_PART.address()
 
     def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
         """The block, and in it those of the steps, for operands at ``places``."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.launch import Composite
-from flowrt.kernels.store.parts import is_nested_compiled, nested_address
+from flowrt.kernels.store.parts import NESTED_PARTS
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -124,11 +124,11 @@ class NestedStep(Composite):
             yield from inner.step.variants()
 
     def is_compiled(self) -> bool:
-        return is_nested_compiled(self.kind) and all(inner.step.is_compiled() for inner in chain(*self.spans))
+        return NESTED_PARTS[self.kind].is_compiled() and all(inner.step.is_compiled() for inner in chain(*self.spans))
 
     def address(self) -> int:
         """The compiled entry; inner launches are compiled when the block is made."""
-        return nested_address(self.kind)
+        return NESTED_PARTS[self.kind].address()
 
     def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
         """The block, and in it those of the inner launches, for operands at ``places``."""

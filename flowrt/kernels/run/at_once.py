@@ -33,7 +33,7 @@ from flowrt.kernels.run.direct import (
     head_words,
     native_dtype,
 )
-from flowrt.kernels.store.parts import at_once_address
+from flowrt.kernels.store.parts import AT_ONCE_PART
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Prepared
@@ -101,4 +101,4 @@ def as_call(
 
 @cache
 def _method() -> Method:
-    return Method(b"at_once", at_once_address(), FASTCALL, b"An op on arrays of some dtypes and shapes.")
+    return Method(b"at_once", AT_ONCE_PART.address(), FASTCALL, b"An op on arrays of some dtypes and shapes.")

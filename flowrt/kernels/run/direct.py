@@ -25,7 +25,7 @@ import numpy as np
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.launch import STATUS, STEP
-from flowrt.kernels.store.parts import direct_address
+from flowrt.kernels.store.parts import DIRECT_PART
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
@@ -268,4 +268,4 @@ def _numpy(entry: int) -> int:
 @cache
 def _method() -> Method:
     text = b"The values of the feeds, in order or by their names -> the fetches."
-    return Method(b"step", direct_address(), FASTCALL, text)
+    return Method(b"step", DIRECT_PART.address(), FASTCALL, text)

@@ -68,68 +68,58 @@ class RuntimeObject:
         """All modules of its own that decide its content."""
         return (self.module, *self.others)
 
-    def emit(self, symbol: str) -> bytes:
-        return made_by(self.module, self.function, *self.arguments, symbol)
+    def address(self) -> int:
+        """The address of its entry, compiled first if need be."""
+        return address_of(part_symbol(self), self._emit, self.request)
+
+    def is_compiled(self) -> bool:
+        """Whether it is loaded or in the folder."""
+        return is_there(part_symbol(self))
+
+    def code(self) -> bytes:
+        """The object that holds its entry."""
+        return object_code(part_symbol(self), self._emit)
 
     def request(self) -> str:
         """What `requested_part` makes it of, in another process."""
         return PART + json.dumps([self.name, self.module, self.function, self.arguments, self.others])
 
+    def _emit(self) -> bytes:
+        return made_by(self.module, self.function, *self.arguments, part_symbol(self))
+
 
 _SHARING = ("flowrt.kernels.run.board", "flowrt.kernels.emit.launches.atomic")
-_LOOPS = {
+LOOP_PARTS = {
     name: RuntimeObject(f"loop_{name}", "flowrt.kernels.emit.launches.tape", "emit_loop", (name,), _SHARING)
     for name in ("alone", "shared", "help")
 }
+"""What runs tapes: ``alone``, ``shared`` with helpers, or to ``help``."""
 _CALLS = ("flowrt.kernels.run.direct", "flowrt.kernels.launch")
-_DIRECT = RuntimeObject("direct", "flowrt.kernels.emit.launches.direct", "emit_direct", (), _CALLS)
-_AT_ONCE = RuntimeObject(
+DIRECT_PART = RuntimeObject("direct", "flowrt.kernels.emit.launches.direct", "emit_direct", (), _CALLS)
+"""The C function behind `direct`'s callables."""
+AT_ONCE_PART = RuntimeObject(
     "at_once",
     "flowrt.kernels.emit.launches.at_once",
     "emit_at_once",
     (),
     ("flowrt.kernels.run.at_once", "flowrt.kernels.emit.launches.direct", *_CALLS),
 )
+"""The C function behind `at_once`'s callables."""
 LOOP_MAKERS = ("flowrt.kernels.composite.nested", "flowrt.kernels.emit.launches.tape", *_SHARING)
-_NESTED = {
+NESTED_PARTS = {
     kind: RuntimeObject(f"nested_{kind}", "flowrt.kernels.emit.launches.nested", "emit_nested", (kind,), LOOP_MAKERS)
     for kind in ("loop", "cond")
 }
-_EPILOGUE = RuntimeObject(
+"""The entries that run loops (``loop``) and branches (``cond``)."""
+EPILOGUE_PART = RuntimeObject(
     "epilogue", "flowrt.kernels.emit.launches.epilogue", "emit_epilogue", (), ("flowrt.kernels.composite.epilogue",)
 )
-_MANY = RuntimeObject("many", "flowrt.kernels.emit.launches.many", "emit_many", (), ("flowrt.kernels.composite.many",))
-PARTS = (*_LOOPS.values(), _DIRECT, _AT_ONCE, *_NESTED.values(), _EPILOGUE, _MANY)
-
-
-def loop_address(name: str = "alone") -> int:
-    """The address of one of the loops that run tapes: ``alone``, ``shared`` with helpers, or to ``help``."""
-    return part_address(_LOOPS[name])
-
-
-def direct_address() -> int:
-    """The address of the C function behind `direct`'s callables."""
-    return part_address(_DIRECT)
-
-
-def at_once_address() -> int:
-    """The address of the C function behind `at_once`'s callables."""
-    return part_address(_AT_ONCE)
-
-
-def nested_address(kind: str) -> int:
-    """The address of the entry that runs loops (``loop``) or branches (``cond``)."""
-    return part_address(_NESTED[kind])
-
-
-def epilogue_address() -> int:
-    """The address of the entry that runs a product's units, each with what is to be done with its results."""
-    return part_address(_EPILOGUE)
-
-
-def many_address() -> int:
-    """The address of the entry that runs several steps as one."""
-    return part_address(_MANY)
+"""The entry that runs a product's units, each with what is to be done with its results."""
+MANY_PART = RuntimeObject(
+    "many", "flowrt.kernels.emit.launches.many", "emit_many", (), ("flowrt.kernels.composite.many",)
+)
+"""The entry that runs several steps as one."""
+PARTS = (*LOOP_PARTS.values(), DIRECT_PART, AT_ONCE_PART, *NESTED_PARTS.values(), EPILOGUE_PART, MANY_PART)
 
 
 def requested_part(request: str) -> RuntimeObject:
@@ -146,25 +136,3 @@ def part_symbol(part: RuntimeObject) -> str:
         return known
     code = surroundings() + sources(part.makers)
     return f"flowrt_{part.name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
-
-
-def part_address(part: RuntimeObject) -> int:
-    """The address of the part's entry, compiled first if need be."""
-    symbol = part_symbol(part)
-    return address_of(symbol, lambda: part.emit(symbol), part.request)
-
-
-def part_code(part: RuntimeObject) -> bytes:
-    """The object that holds a part's entry."""
-    symbol = part_symbol(part)
-    return object_code(symbol, lambda: part.emit(symbol))
-
-
-def is_nested_compiled(kind: str) -> bool:
-    """The same of the entry that runs loops (``loop``) or branches (``cond``)."""
-    return is_there(part_symbol(_NESTED[kind]))
-
-
-def is_many_compiled() -> bool:
-    """The same of the entry that runs several steps as one."""
-    return is_there(part_symbol(_MANY))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.store.parts import RuntimeObject, part_address
+from flowrt.kernels.store.parts import RuntimeObject
 from flowrt.kernels.store.sources import revision
 from flowrt.kernels.store.surroundings import architecture, processor_features
 
@@ -68,7 +68,7 @@ class Tile:
 
     def address(self) -> int:
         """Where its code begins, made first if this machine has none."""
-        return part_address(tile_part(self))
+        return tile_part(self).address()
 
 
 def tile_part(tile: Tile) -> RuntimeObject:

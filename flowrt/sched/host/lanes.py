@@ -21,7 +21,7 @@ import numpy as np
 from flowrt.base.errors import ClosedError
 from flowrt.kernels.launch import ENTRY_TYPE
 from flowrt.kernels.run import board as at
-from flowrt.kernels.store.parts import loop_address
+from flowrt.kernels.store.parts import LOOP_PARTS
 from flowrt.sched.host.arena import local_room
 from flowrt.sched.host.shielded import shielded
 from flowrt.usable import usable_cores
@@ -87,7 +87,7 @@ class Crew:
         with self._mutex:
             if self._words is not None or self._closed:
                 return
-            help_out, count = ENTRY_TYPE(loop_address("help")), 2 * self.threads
+            help_out, count = ENTRY_TYPE(LOOP_PARTS["help"].address()), 2 * self.threads
             read_end, write_end = os.pipe()
             words = aligned_zeros(at.SLOT + at.SLOT_WORDS * count)
             words[: at.PATIENCE + 1] = (read_end, write_end, self.threads, count, int(self._patience * 1e9))

@@ -22,7 +22,7 @@ from flowrt.base.errors import FlowrtError, GraphError, ResourceError, StepCance
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, STEP
 from flowrt.kernels.run.direct import ARRAY_DATA, Room, available
 from flowrt.kernels.store.compiling import batch
-from flowrt.kernels.store.parts import direct_address, loop_address
+from flowrt.kernels.store.parts import DIRECT_PART, LOOP_PARTS
 from flowrt.sched.host.memory import Memory, counted
 from flowrt.sched.regions.misfits import PlanWithin
 from flowrt.sched.regions.recorded import FIRST_SLOT, Launch, Recording, RowWrite
@@ -59,7 +59,7 @@ SPAN, WORDS, BASES = 0, 2, 2 + RUN_WORDS  # where a room's cells hold what
 
 @cache
 def _loop(name: str) -> Any:
-    return ENTRY_TYPE(loop_address(name))
+    return ENTRY_TYPE(LOOP_PARTS[name].address())
 
 
 def address(array: Array) -> int:
@@ -207,9 +207,9 @@ class Tape:
         """The launches' blocks and entries. Whatever the tape needs that may have to be compiled is asked for here."""
         blocks = [launch.step.block(launch.places) for launch in self.recording.launches]
         entries = [self._entry(launch) for launch in self.recording.launches]
-        loop_address()
+        LOOP_PARTS["alone"].address()
         if available():
-            direct_address()  # in this thread, which may take its time, rather than when a step is first run directly
+            DIRECT_PART.address()  # in this thread, which has time, rather than when a step is first run directly
         return blocks, entries
 
     def _entry(self, launch: Launch) -> int:
@@ -298,7 +298,7 @@ class Tape:
             share.time(0)
             self._lend(room, {cell: loop.address for cell, loop in share.loops.items()})
             way = ("shared", board, share.address, room.span_at)
-        place = Room(room.span_at, room.words_at, self.launches, (loop_address(way[0]), *way[1:]))
+        place = Room(room.span_at, room.words_at, self.launches, (LOOP_PARTS[way[0]].address(), *way[1:]))
         return room, place, room.bases_at + 8 * FIRST_SLOT
 
     def _take_room(self, take: Callable[[int], LentArena]) -> _Room:
