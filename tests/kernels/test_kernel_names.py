@@ -15,6 +15,7 @@ from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.composite.iteration import make_iteration
 from flowrt.kernels.composite.scalar_loop import SCALAR_LOOP_MAKERS, ScalarProgram, scalar_loop_symbol
 from flowrt.kernels.fusion.fused import _orders, _whole, fused_kernel, ordered_variants
+from flowrt.kernels.fusion.program import program_of
 from flowrt.kernels.language import variants
 from flowrt.kernels.language.variants import Variant, found_symbol, name_of, symbol_of
 from flowrt.kernels.launch import LaunchStep, apply_kernel
@@ -49,7 +50,7 @@ def forget() -> None:
 
 def fused_variant() -> Variant:
     specs, members = [Spec("float32", (3,))] * 3, [("add", (0, 1), "float32", ()), ("exp", (2,), "float32", ())]
-    whole = _whole(2, [*specs, specs[0]], members, (3,), "cpu")
+    whole = _whole(program_of(specs[:2], members, (3,)), "cpu")
     assert whole is not None
     return whole.step.variant()
 
@@ -279,7 +280,7 @@ def test_the_helper_remembers_what_a_fused_kernel_goes_by(folder: Path, monkeypa
     assert name is not None
     assert symbol_by_name(folder, name) is None
     specs, members = [Spec("float32", (3,))] * 3, [("add", (0, 1), "float32", ()), ("exp", (2,), "float32", ())]
-    whole = _whole(2, [*specs, specs[0]], members, (3,), "cpu")
+    whole = _whole(program_of(specs[:2], members, (3,)), "cpu")
     assert whole is not None
     (order,) = _orders(whole.step)
     assert order.symbol == symbol

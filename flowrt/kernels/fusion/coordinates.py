@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flowrt.base.spec import Spec
-from flowrt.base.traits import RowForm, RowSpace, last_axes, reduces_rows, reduction_of
+from flowrt.base.spec import Spec, normal_axes
+from flowrt.base.traits import RowForm, RowSpace, reduces_rows, reduction_of
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.fusion.program import Member, axes_of, is_reduction, specs_of
-from flowrt.kernels.fusion.rowwise import Key, SpaceReading, reductions_read_again, row_space
+from flowrt.kernels.fusion.program import FusedProgram, Member, is_reduction, specs_of
+from flowrt.kernels.fusion.rowwise import Key, SpaceReading, reductions_read_again, row_space, rows_under
 from flowrt.kernels.language.table import View
 from flowrt.kernels.launch import Application, apply_kernel, copy_step
 
@@ -62,27 +62,21 @@ class Coordinates:
         return sum(spec.nbytes for place, spec in both if isinstance(place, OperandPlace) and place.apart)
 
 
-def by_coordinates(
-    first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
-) -> Coordinates | None:
+def by_coordinates(program: FusedProgram) -> Coordinates | None:
     """The program with every entry of a row as a value; None where its rows are not of a few entries."""
-    space = row_space(specs, members, first) or _reduced_space(specs, members, first)
+    space = row_space(program) or _reduced_space(program)
     if space is None or not 1 < space.length <= MOST or space.rows < FEW:
         return None
-    reading = SpaceReading(space, specs, members, first)
-    if not reading.read() or any(n not in reading.kinds for n in results):
+    reading = SpaceReading(space, program)
+    if not reading.read() or any(n not in reading.kinds for n in program.results):
         return None
-    return _Writing(reading).program(results)
+    return _Writing(reading).program()
 
 
-def _reduced_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> RowSpace | None:
+def _reduced_space(program: FusedProgram) -> RowSpace | None:
     """The space of the rows that results are reductions of; None where that is not one."""
-    reductions = [
-        (specs[operands[0]].concrete, op, dict(attrs)) for op, operands, _, attrs in members if reduces_rows(op)
-    ]
-    last = [(shape, last_axes(op, len(shape), attrs["axis"])) for shape, op, attrs in reductions]
-    spaces = {RowSpace(shape, axes) for shape, axes in last if axes}
-    return spaces.pop() if len(spaces) == 1 and not reductions_read_again(members, first) else None
+    spaces = {rows_under(program, n) for n in program.made if reduces_rows(program.op(n))} - {None}
+    return spaces.pop() if len(spaces) == 1 and not reductions_read_again(program) else None
 
 
 def apply_coordinates(parts: Assembly, thin: Coordinates, device: str) -> Application:
@@ -122,11 +116,11 @@ class _Writing:
     numbers: dict[Key, Numbers] = field(default_factory=dict)
     divisors: dict[str, int] = field(default_factory=dict)  # of means, by dtype
 
-    def program(self, results: Sequence[int]) -> Coordinates | None:
-        reading = self.reading
+    def program(self) -> Coordinates | None:
+        reading, program = self.reading, self.reading.program
         for key, view in reading.sources.items():
             self._take(key, view)
-        reductions = ((reduction_of(op), dtype) for op, _, dtype, _ in reading.members)
+        reductions = ((reduction_of(op), dtype) for op, _, dtype, _ in program.members)
         for dtype in dict.fromkeys(
             dtype for reduction, dtype in reductions if reduction is not None and reduction.mean
         ):
@@ -135,7 +129,7 @@ class _Writing:
             self.inputs.append(Spec(dtype, ()))
         if not all(self._make(n, op, keys, dtype) for n, op, keys, dtype in reading.made):
             return None
-        answers = [self._answer(reading.first + at, n) for at, n in enumerate(results)]
+        answers = [self._answer(at, n) for at, n in enumerate(program.results, program.first)]
         found = specs_of(self.inputs, self.members)
         entries = zip(found[len(self.inputs) :], self.members, strict=True)
         if any(spec.concrete != reading.space.bare for spec, (op, *_) in entries if not is_reduction(op)):
@@ -145,19 +139,19 @@ class _Writing:
         made = [one for answer in answers if answer is not None for one in answer]
         written = (tuple(place for _, place in made), tuple(found[n] for n, _ in made))
         read = (tuple(self.sources), tuple(self.inputs))
-        program = Coordinates(read, tuple(self.members), tuple(n for n, _ in made), written)
-        return program if program.copied <= COPIED else None
+        thin = Coordinates(read, tuple(self.members), tuple(n for n, _ in made), written)
+        return thin if thin.copied <= COPIED else None
 
     def _take(self, key: Key, rows: View) -> None:
         """Read a source of rows by coordinates, as small as it is before it is repeated."""
-        reading, (value, _) = self.reading, key
-        operand = value if value < reading.first else reading.members[value - reading.first][1][0]
+        program, (value, _) = self.reading.program, key
+        operand = value if value < program.first else program.taken(value)[0]
         *strides, step = rows.strides
         shape = tuple(n if stride else 1 for n, stride in zip(rows.shape[:-1], strides, strict=True))
         begin = len(self.inputs)
         for at in range(rows.shape[-1] if step else 1):
             self.sources.append(OperandPlace(operand, View(shape, tuple(strides), rows.offset + at * step)))
-            self.inputs.append(Spec(reading.specs[value].dtype, shape))
+            self.inputs.append(Spec(program.specs[value].dtype, shape))
         self.numbers[key] = tuple(range(begin, len(self.inputs)))
 
     def _make(self, n: int, op: str, keys: Sequence[Key], dtype: str) -> bool:
@@ -166,7 +160,7 @@ class _Writing:
         if is_reduction(op):
             self.numbers[n, False] = (self._reduced(op, taken[0], dtype),)
             return reduces_rows(op) and dtype == self._dtype(keys[0])
-        attrs = self.reading.members[n - self.reading.first][3]
+        attrs = tuple(self.reading.program.attrs(n).items())
         each = zip(*(self._each(numbers) for numbers in taken), strict=True)
         shared = all(len(numbers) == 1 for numbers in taken)
         made = [self._put(op, operands, dtype, attrs) for operands in (list(each)[:1] if shared else each)]
@@ -205,9 +199,9 @@ class _Writing:
 
     def _total(self, operand: int, n: int) -> list[tuple[int, OperandPlace]] | None:
         """What is reduced over other axes than the row's, or over more."""
-        reading, space, op = self.reading, self.reading.space, self.reading.op(n)
-        key, spec = reading.taken_by(n), reading.specs[n]
-        over = axes_of(Spec("bool", space.dims), reading.members[n - reading.first][3])
+        space, program, key = self.reading.space, self.reading.program, self.reading.taken_by(n)
+        op, spec = program.op(n), program.specs[n]
+        over = normal_axes(program.attrs(n)["axis"], len(space.dims))
         outside = tuple(axis for axis in over if axis < len(space.bare))
         along = len(over) - len(outside)
         if along not in (0, space.along):
@@ -226,7 +220,7 @@ class _Writing:
         return [(number, OperandPlace(operand, _every(left, space.length, at))) for at, number in every]
 
     def _dtype(self, key: Key) -> str:
-        return self.reading.specs[key[0]].dtype.name
+        return self.reading.program.specs[key[0]].dtype.name
 
 
 def _every(view: View, length: int, at: int) -> View:

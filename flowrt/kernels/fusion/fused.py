@@ -30,17 +30,13 @@ from flowrt.kernels.fusion.padded import apply_padded, padded
 from flowrt.kernels.fusion.pieces import Assembly, apart
 from flowrt.kernels.fusion.program import (
     PAD,
-    Member,
-    Plain,
+    FusedProgram,
     Whole,
-    axes_of,
     fused_kernel,
-    is_reduction,
     is_view,
-    kept_shape,
+    plain_members,
+    program_of,
     source_view,
-    specs_of,
-    views_of,
 )
 from flowrt.kernels.fusion.rowwise import in_stages, kept_entries, reductions_read_again, whole_rows
 from flowrt.kernels.fusion.short_rows import are_costly, needs_copy, needs_launch
@@ -60,27 +56,26 @@ many of the kind, as of an optimiser's updates of many small variables."""
 @kernel("fused", form=Form.PROGRAM, takes_bits=True)
 def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str) -> Application:
     """The application of the program ``attrs["members"]``, which answers the values ``attrs["results"]``."""
-    members, results = attrs["members"], attrs["results"]
-    specs, first = specs_of(inputs, members), len(inputs)
-    parts = Assembly(first, len(outputs))
-    framed = padded(first, specs, members, results)
+    program = program_of(inputs, attrs["members"], attrs["results"])
+    parts = Assembly(len(inputs), len(outputs))
+    framed = padded(program)
     if framed is not None:
         return apply_padded(parts, framed, device)
-    thin = by_coordinates(first, specs, members, results)
+    thin = by_coordinates(program)
     if thin is not None:
         return apply_coordinates(parts, thin, device)
-    again = reductions_read_again(members, first)
-    pieces = [] if again else _pieces(first, specs, members, results)
+    again = reductions_read_again(program)
+    pieces = [] if again else _pieces(program)
     if pieces:
-        return apart(parts, specs, members, results, pieces, device)
-    whole = (whole_rows if again else _whole)(first, specs, members, results, device)
+        return apart(parts, program, pieces, device)
+    whole = (whole_rows if again else _whole)(program, device)
     if whole is not None and (background.is_waited_for() or all(map(is_compiled, _with_ends(whole.step.variant())))):
-        return _in_one(parts, whole, specs, members, device)
+        return _in_one(parts, whole, program, device)
     orders = () if whole is None else _orders(whole.step)
     if again and not orders:
-        return apart(parts, specs, members, results, in_stages(specs, members, results, first), device)
-    members_apart = apart(parts, specs, members, results, [[n] for n in range(first, len(specs))], device)
-    saved = _saved_bytes(first, specs, members)
+        return apart(parts, program, in_stages(program), device)
+    members_apart = apart(parts, program, [[n] for n in program.made], device)
+    saved = _saved_bytes(program)
     if saved < WORTH_BYTES:
         return replace(members_apart, wishes=tuple((order, saved) for order in orders))
     return replace(members_apart, orders=orders)
@@ -92,27 +87,22 @@ def apply_fused_on_cuda(
 ) -> Application:
     """The same program where every thread has registers of its own: what is of one shape between reductions is a
     launch."""
-    members, results = attrs["members"], attrs["results"]
-    specs, first = specs_of(inputs, members), len(inputs)
-    parts = Assembly(first, len(outputs))
-    ops = [op for op, *_ in members]
-    whole = None if any(map(is_reduction, ops)) or PAD in ops else _whole(first, specs, members, results, device)
+    program = program_of(inputs, attrs["members"], attrs["results"])
+    parts, pads = Assembly(len(inputs), len(outputs)), PAD in program.ops
+    whole = None if pads or any(map(program.reduces, program.made)) else _whole(program, device)
     if whole is not None:
-        return _in_one(parts, whole, specs, members, device)
-    pieces = [] if PAD in ops else _between_reductions(first, specs, members, results)
-    alone = [[n] for n in range(first, len(specs))]
-    return apart(parts, specs, members, results, pieces if len(pieces) > 1 else alone, device)
+        return _in_one(parts, whole, program, device)
+    pieces = [] if pads else _between_reductions(program)
+    return apart(parts, program, pieces if len(pieces) > 1 else [[n] for n in program.made], device)
 
 
-def _between_reductions(
-    first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
-) -> list[list[int]]:
+def _between_reductions(program: FusedProgram) -> list[list[int]]:
     """The members, by number, in pieces one after another: stages without their reductions, then each of these."""
     found: list[list[int]] = []
-    read_in_place = views_of(members, first).difference(results)
-    for piece in in_stages(specs, members, results, first):
-        reductions = [n for n in piece if is_reduction(members[n - first][0])]
-        taken = {members[n - first][1][0] for n in reductions}
+    read_in_place = program.views.difference(program.results)
+    for piece in in_stages(program):
+        reductions = [n for n in piece if program.reduces(n)]
+        taken = {program.taken(n)[0] for n in reductions}
         rest = [n for n in piece if n not in reductions]
         if not read_in_place.issuperset(rest):
             found.append(rest)
@@ -121,28 +111,27 @@ def _between_reductions(
     return found
 
 
-def _saved_bytes(inputs: int, specs: Sequence[Spec], members: Sequence[Member]) -> int:
+def _saved_bytes(program: FusedProgram) -> int:
     """What the members, one by one, read of what others have just written."""
-    return sum(specs[n].nbytes for _, operands, _, _ in members for n in operands if n >= inputs)
+    return sum(program.specs[n].nbytes for at in program.made for n in program.taken(at) if n >= program.first)
 
 
 # ── one launch ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _whole(
-    first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
-) -> Whole | None:
+def _whole(program: FusedProgram, device: str) -> Whole | None:
     """The program in one launch; None where its members' shapes differ."""
-    ops = dict(enumerate((member[0] for member in members), first))
-    entrywise = [n for n in ops if not (is_reduction(ops[n]) or is_view(ops[n]))]
-    reduced = [n for n in results if n in ops and is_reduction(ops[n])]
-    shape = _common_shape(first, specs, members, results)
+    first, specs, results = program.first, program.specs, program.results
+    entrywise = [n for n in program.made if not (program.reduces(n) or is_view(program.op(n)))]
+    reduced = [n for n in results if program.reduces(n)]
+    shape = _common_shape(program)
     if not entrywise or shape is None or len(set(reduced)) < len(reduced):
         return None
-    read = {n for at in (*entrywise, *reduced) for n in members[at - first][1]}.union(results)
-    sources = [n for n in range(len(specs)) if n in read and (n < first or is_view(ops[n]))]
-    plain, number = _plain([(n, members[n - first]) for n in entrywise], sources)
-    reductions = tuple((number[members[n - first][1][0]], ops[n]) for n in reduced)
+    read = {n for at in (*entrywise, *reduced) for n in program.taken(at)}.union(results)
+    sources = [n for n in range(len(specs)) if n in read and (n < first or is_view(program.op(n)))]
+    made_of = [(n, program.op(n), program.taken(n), specs[n].dtype.name) for n in entrywise]
+    plain, number = plain_members(made_of, sources)
+    reductions = tuple((number[program.taken(n)[0]], program.op(n)) for n in reduced)
     dense = [(at, n) for at, n in enumerate(results, first) if n not in reduced]
     made = fused_kernel(
         tuple(specs[n].dtype.name for n in sources), plain, tuple(number[n] for _, n in dense), device, reductions
@@ -150,18 +139,16 @@ def _whole(
     free = first + len(results) + len(reduced)
     seen = [
         _OperandSource(
-            n if n < first else members[n - first][1][0],
-            specs[n].dtype,
-            source_view(specs, members, first, n).broadcast_to(shape),
+            n if n < first else program.taken(n)[0], specs[n].dtype, source_view(program, n).broadcast_to(shape)
         )
         for n in sources
     ]
-    seen, before = _in_order(seen, free, are_costly(ops.values()), device)
+    seen, before = _in_order(seen, free, are_costly(program.ops), device)
     views = [*(source.view for source in seen), *[View.dense(shape)] * len(dense)]
     dtypes = [specs[n].dtype for n in (*sources, *(n for _, n in dense))]
     call = Call(tuple(views))
     if reduced:
-        kept = [kept_shape(shape, axes_of(Spec("float64", shape), members[n - first][3])) for n in reduced]
+        kept = [program.kept(n, shape) for n in reduced]
         call = in_stretches(shape, kept, views)
         assert made.expression is not None
         dtypes += made.expression.held
@@ -194,71 +181,45 @@ def _in_order(
     return found, copies
 
 
-def _common_shape(
-    first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
-) -> tuple[int, ...] | None:
+def _common_shape(program: FusedProgram) -> tuple[int, ...] | None:
     """The one shape of what is computed entry by entry, answered, or reduced; None where there are several."""
-    ops = dict(enumerate((member[0] for member in members), first))
-    entrywise = [n for n in ops if not (is_reduction(ops[n]) or (is_view(ops[n]) and n not in results))]
-    taken = [members[n - first][1][0] for n in results if n in ops and is_reduction(ops[n])]
-    shapes = {specs[n].concrete for n in (*entrywise, *taken)}
+    made = [n for n in program.made if not program.reduces(n)]
+    entrywise = [n for n in made if n in program.results or not is_view(program.op(n))]
+    taken = [program.taken(n)[0] for n in program.results if program.reduces(n)]
+    shapes = {program.specs[n].concrete for n in (*entrywise, *taken)}
     return shapes.pop() if len(shapes) == 1 else None
 
 
-def _pieces(first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]) -> list[list[int]]:
+def _pieces(program: FusedProgram) -> list[list[int]]:
     """The members, by number, in pieces that are better computed one after another; nothing where one launch is."""
-    if _common_shape(first, specs, members, results) is None:
+    shape = _common_shape(program)
+    if shape is None:
         return []
-    short = _short_reductions(first, specs, members, results)
+    short = _short_reductions(program, shape)
     if short:
-        return [[n for n in range(first, len(specs)) if n not in short], *([n] for n in short)]
-    return cut_chains(specs, members, results, first)
+        return [[n for n in program.made if n not in short], *([n] for n in short)]
+    return cut_chains(program)
 
 
-def _short_reductions(
-    first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
-) -> tuple[int, ...]:
-    """The reductions, by number, for which a program's rows would be cut too short; those of columns go side by
+def _short_reductions(program: FusedProgram, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The reductions, by number, for which rows of that shape would be cut too short; those of columns go side by
     side."""
-    shape = _common_shape(first, specs, members, results)
-    reduced = [n for n in dict.fromkeys(results) if n >= first and is_reduction(members[n - first][0])]
-    if shape is None or len(members) == len(reduced):
+    reduced = [n for n in dict.fromkeys(program.results) if program.reduces(n)]
+    kept = [program.kept(n, shape) for n in reduced]
+    if not kept or len(program.members) == len(reduced) or side_by_side(shape, kept, ()) > 1:
         return ()
-    kept = [kept_shape(shape, axes_of(Spec("bool", shape), members[n - first][3])) for n in reduced]
-    if not kept or side_by_side(shape, kept, ()) > 1:
-        return ()
-    views, costly = [View.dense(left).broadcast_to(shape) for left in kept], are_costly(member[0] for member in members)
-    taken = [specs[members[n - first][1][0]].dtype.name for n in reduced]
+    views, costly = [View.dense(left).broadcast_to(shape) for left in kept], are_costly(program.ops)
+    taken = [program.specs[program.taken(n)[0]].dtype.name for n in reduced]
     return tuple(
         n
         for n, view, dtype in zip(reduced, views, taken, strict=True)
-        if needs_launch(view, members[n - first][0], dtype, costly)
+        if needs_launch(view, program.op(n), dtype, costly)
     )
 
 
-def _plain(entrywise: Sequence[tuple[int, Member]], sources: Sequence[int]) -> tuple[Plain, dict[int, int]]:
-    """The members of an expression of ``sources``, and the number that each value of the program has in it."""
-    number = {n: at for at, n in enumerate(sources)}
-    plain: list[tuple[str, tuple[int, ...], str]] = []
-    for n, (op, operands, dtype, _) in entrywise:
-        taken = [number[i] for i in operands]
-        if op == "add_n":
-            total, *rest = taken
-            for value in rest:
-                plain.append(("add", (total, value), dtype))
-                total = len(sources) + len(plain) - 1
-            number[n] = total
-        else:
-            plain.append((op, tuple(taken), dtype))
-            number[n] = len(sources) + len(plain) - 1
-    return tuple(plain), number
-
-
-def _in_one(
-    parts: Assembly, whole: Whole, specs: Sequence[Spec], members: Sequence[Member], device: str
-) -> Application:
+def _in_one(parts: Assembly, whole: Whole, program: FusedProgram, device: str) -> Application:
     """The step, and what reduces the totals of its units."""
-    expression = whole.step.kernel.expression
+    expression, specs = whole.step.kernel.expression, program.specs
     assert expression is not None
     parts.begin(whole)
     results = [specs[n].with_shape((specs[n].size,)) for _, n in whole.ends]
@@ -270,7 +231,7 @@ def _in_one(
     for spec in whole.copied:
         parts.take(spec)
     for (at, n), spec, result, source in zip(whole.ends, totals, results, sources, strict=True):
-        parts.add(_together(members[n - parts.inputs][0], spec, result, device), [source, at])
+        parts.add(_together(program.op(n), spec, result, device), [source, at])
     return parts.application()
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.fusion.pieces import Assembly, apart
-from flowrt.kernels.fusion.program import PAD, PART, Member, specs_of
+from flowrt.kernels.fusion.program import PAD, PART, FusedProgram, Member, program_of
 from flowrt.kernels.language.table import Form, View
 from flowrt.kernels.launch import Application, LaunchStep, apply_kernel, copy_step
 
@@ -35,27 +35,20 @@ Box: TypeAlias = "tuple[tuple[int, int], ...]"
 class Padded:
     """A program around the padding that value ``at`` is, and of which shape its results are."""
 
-    first: int
-    specs: Sequence[Spec]
-    members: Sequence[Member]
-    results: Sequence[int]
+    program: FusedProgram
     at: int
-
-    def member(self, n: int) -> Member:
-        """The member that makes value ``n``."""
-        return self.members[n - self.first]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.specs[self.at].concrete
+        return self.program.specs[self.at].concrete
 
     @property
     def padding(self) -> Mapping[str, Any]:
-        return dict(self.member(self.at)[3])
+        return self.program.attrs(self.at)
 
     @property
     def inside(self) -> Box:
-        taken = self.specs[self.member(self.at)[1][0]].concrete
+        taken = self.program.specs[self.program.taken(self.at)[0]].concrete
         pairs = zip(self.padding["paddings"], taken, strict=True)
         return tuple((before, before + size) for (before, _), size in pairs)
 
@@ -68,84 +61,64 @@ class Padded:
                     yield box
 
 
-def padded(first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]) -> Padded | None:
+def padded(program: FusedProgram) -> Padded | None:
     """The program as one around a padding; None where it has none."""
-    at = next((n for n, member in enumerate(members, first) if member[0] == PAD), None)
-    return None if at is None else Padded(first, specs, members, results, at)
+    at = next((n for n in program.made if program.op(n) == PAD), None)
+    return None if at is None else Padded(program, at)
 
 
-def apply_padded(parts: Assembly, program: Padded, device: str) -> Application:
+def apply_padded(parts: Assembly, framed: Padded, device: str) -> Application:
     """The application of a program around a padding."""
-    first, results = program.first, program.results
-    inside = _cut(program, program.inside)
-    made = apply_kernel(*inside.asked(), device)
-    at = {first + n: _window(program, program.inside) for n in range(len(results))}
-    placed = _placed(made, at) if _frame_is_small(program) else None
+    program, first, count = framed.program, framed.program.first, len(framed.program.results)
+    inside = _cut(framed, framed.inside)
+    attrs = {"members": inside.members, "results": inside.results}
+    made = apply_kernel("fused", inside.specs[: inside.first], [inside.specs[n] for n in inside.results], attrs, device)
+    at = {first + n: _window(framed, framed.inside) for n in range(count)}
+    placed = _placed(made, at) if _frame_is_small(framed) else None
     if placed is None:
-        written = apart(parts, program.specs, program.members, results, _as_written(program), device)
+        written = apart(parts, program, _as_written(framed), device)
         return replace(written, orders=(*written.orders, *made.orders), wishes=(*written.wishes, *made.wishes))
-    parts.add(placed, range(first + len(results)))
-    for box in program.strips():
-        _add_strip(parts, program, box, device)
+    parts.add(placed, range(first + count))
+    for box in framed.strips():
+        _add_strip(parts, framed, box, device)
     return parts.application()
 
 
-def _frame_is_small(program: Padded) -> bool:
-    inside = math.prod(end - begin for begin, end in program.inside)
-    return inside > 0 and (math.prod(program.shape) - inside) * SMALL_FRAME <= inside
+def _frame_is_small(framed: Padded) -> bool:
+    inside = math.prod(end - begin for begin, end in framed.inside)
+    return inside > 0 and (math.prod(framed.shape) - inside) * SMALL_FRAME <= inside
 
 
-def _as_written(program: Padded) -> list[list[int]]:
+def _as_written(framed: Padded) -> list[list[int]]:
     """The members ahead of the padding, it, and those behind it."""
-    pieces = (
-        range(program.first, program.at),
-        range(program.at, program.at + 1),
-        range(program.at + 1, len(program.specs)),
-    )
-    return [list(piece) for piece in pieces if piece]
+    made, at = framed.program.made, framed.at
+    return [list(piece) for piece in (range(made.start, at), range(at, at + 1), range(at + 1, made.stop)) if piece]
 
 
-# ── a part of everything ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@valueclass
-class _Part:
-    """A program on part of what another one is on."""
-
-    inputs: tuple[Spec, ...]
-    members: tuple[Member, ...]
-    results: tuple[int, ...]
-
-    def asked(self) -> tuple[str, Sequence[Spec], Sequence[Spec], Mapping[str, Any]]:
-        """The op, operands and attributes of its application."""
-        specs = specs_of(self.inputs, self.members)
-        outputs = [specs[n] for n in self.results]
-        return "fused", self.inputs, outputs, {"members": self.members, "results": self.results}
-
-
-def _cut(program: Padded, box: Box, filled: Spec | None = None) -> _Part:
+def _cut(framed: Padded, box: Box, filled: Spec | None = None) -> FusedProgram:
     """The members behind the padding on the part ``box`` of everything, with those ahead of it, or with an input more
     in their place, which is ``filled`` with the padding's value."""
-    inputs = (*program.specs[: program.first], *(() if filled is None else (filled,)))
+    program, at = framed.program, framed.at
+    first, behind = program.first, range(at + 1, len(program.specs))
+    inputs = (*program.specs[:first], *(() if filled is None else (filled,)))
     members: list[Member] = []
-    number = {n: n for n in range(program.first)}
+    number = {n: n for n in range(first)}
 
     def put(n: int, member: Member) -> None:
         op, operands, dtype, attrs = member
         members.append((op, tuple(number[i] for i in operands), dtype, attrs))
         number[n] = len(inputs) + len(members) - 1
 
-    for n in range(program.first, program.at) if filled is None else ():
-        put(n, program.member(n))
-    number[program.at] = program.first if filled is not None else number[program.member(program.at)[1][0]]
-    behind = range(program.at + 1, len(program.specs))
-    for i in sorted({i for n in behind for i in program.member(n)[1] if i < program.first}):
+    for n in range(first, at) if filled is None else ():
+        put(n, program.members[n - first])
+    number[at] = first if filled is not None else number[program.taken(at)[0]]
+    for i in sorted({i for n in behind for i in program.taken(n) if i < first}):
         key = _key(program.specs[i], box)
         if key:
             put(i, (PART, (i,), program.specs[i].dtype.name, (("key", key),)))
     for n in behind:
-        put(n, program.member(n))
-    return _Part(inputs, tuple(members), tuple(number[n] for n in program.results))
+        put(n, program.members[n - first])
+    return program_of(inputs, tuple(members), tuple(number[n] for n in program.results))
 
 
 def _key(spec: Spec, box: Box) -> tuple[tuple[int, int, int], ...]:
@@ -155,8 +128,8 @@ def _key(spec: Spec, box: Box) -> tuple[tuple[int, int, int], ...]:
     return tuple((0, 1, 1) if size == 1 else (begin, end, 1) for size, (begin, end) in spans)
 
 
-def _window(program: Padded, box: Box) -> View:
-    return View.dense(program.shape).window([begin for begin, _ in box], _sizes(box))
+def _window(framed: Padded, box: Box) -> View:
+    return View.dense(framed.shape).window([begin for begin, _ in box], _sizes(box))
 
 
 def _sizes(box: Box) -> tuple[int, ...]:
@@ -184,17 +157,15 @@ def _written_in(step: Launchable, windows: Mapping[int, View]) -> Launchable | N
     return made if made.variant() == step.variant() else None  # windows of one column have other strides
 
 
-def _add_strip(parts: Assembly, program: Padded, box: Box, device: str) -> None:
+def _add_strip(parts: Assembly, framed: Padded, box: Box, device: str) -> None:
     """Compute a strip of the frame, member by member, and put it where it belongs."""
-    count, dtype = program.first, program.specs[program.at].dtype
-    filled = Spec(dtype, _sizes(box))
-    value = parts.fill(filled, program.padding["value"])
-    part = _cut(program, box, filled)
-    specs = specs_of(part.inputs, part.members)
-    members = [[n] for n in range(len(part.inputs), len(specs))]
-    own = apart(Assembly(len(part.inputs), len(part.results)), specs, part.members, part.results, members, device)
-    made = [parts.take(specs[n]) for n in part.results]
+    count, filled = framed.program.first, Spec(framed.program.specs[framed.at].dtype, _sizes(box))
+    value = parts.fill(filled, framed.padding["value"])
+    part = _cut(framed, box, filled)
+    own = apart(Assembly(part.first, len(part.results)), part, [[n] for n in part.made], device)
+    made = [parts.take(part.specs[n]) for n in part.results]
     parts.add(own, [*range(count), value, *made])
     for n, (result, place) in enumerate(zip(part.results, made, strict=True)):
-        dense = View.dense(specs[result].concrete)
-        parts.steps.append(copy_step(place, count + n, specs[result].dtype, dense, _window(program, box), device))
+        spec = part.specs[result]
+        dense = View.dense(spec.concrete)
+        parts.steps.append(copy_step(place, count + n, spec.dtype, dense, _window(framed, box), device))

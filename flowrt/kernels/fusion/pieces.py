@@ -14,7 +14,7 @@ from flowrt.base.traits import is_alias
 from flowrt.kernels.launch import COPY_OP, Application, apply_kernel
 
 if TYPE_CHECKING:
-    from flowrt.kernels.fusion.program import Member, Whole
+    from flowrt.kernels.fusion.program import FusedProgram, Whole
     from flowrt.kernels.store.background import CompileOrder
 
 
@@ -64,48 +64,34 @@ class Assembly:
         return Application(tuple(steps), tuple(self._scratch), tuple(self._local), orders=orders, wishes=wishes)
 
 
-def apart(
-    parts: Assembly,
-    specs: Sequence[Spec],
-    members: Sequence[Member],
-    results: Sequence[int],
-    pieces: Sequence[Sequence[int]],
-    device: str,
-) -> Application:
+def apart(parts: Assembly, program: FusedProgram, pieces: Sequence[Sequence[int]], device: str) -> Application:
     """The program's members in pieces, one after another, each a program of its own where it has several."""
-    first = parts.inputs
-    taken_by = [{n for at in piece for n in members[at - first][1]}.difference(piece) for piece in pieces]
-    places = _ValuePlaces(parts, specs, taken_by, results)
+    taken_by = [{n for at in piece for n in program.taken(at)}.difference(piece) for piece in pieces]
+    places = _ValuePlaces(parts, program, taken_by)
     for number, (piece, taken) in enumerate(zip(pieces, taken_by, strict=True)):
-        later = set(results).union(*taken_by[number + 1 :])
+        later = set(program.results).union(*taken_by[number + 1 :])
         made = [n for n in piece if n in later] or [piece[-1]]
-        part, given = _piece(specs, members, first, piece, sorted(taken), made, device)
+        part, given = _piece(program, piece, sorted(taken), made, device)
         parts.add(part, [*(places.of[n] for n in given), *(places.begin(n) for n in made)])
         places.end(number)
     for value, target in places.copies:
-        part = apply_kernel(COPY_OP, [specs[value]], [specs[value]], {}, device)
+        part = apply_kernel(COPY_OP, [program.specs[value]], [program.specs[value]], {}, device)
         parts.add(part, [places.of[value], target])
     return parts.application()
 
 
 def _piece(
-    specs: Sequence[Spec],
-    members: Sequence[Member],
-    first: int,
-    piece: Sequence[int],
-    taken: Sequence[int],
-    made: Sequence[int],
-    device: str,
+    program: FusedProgram, piece: Sequence[int], taken: Sequence[int], made: Sequence[int], device: str
 ) -> tuple[Application, Sequence[int]]:
     """The application of some members, which answers the values ``made``, and the values that it takes in order."""
-    op, operands, dtype, attrs = members[piece[0] - first]
+    specs, members = program.specs, [program.members[n - program.first] for n in piece]
+    op, operands, dtype, attrs = members[0]
     outputs = [specs[n] for n in made]
     if len(piece) > 1:
         number = {n: at for at, n in enumerate((*taken, *piece))}
-        own = [members[n - first] for n in piece]
-        renumbered = tuple((op, tuple(number[n] for n in given), dtype, attrs) for op, given, dtype, attrs in own)
-        program = {"members": renumbered, "results": tuple(number[n] for n in made)}
-        return apply_kernel("fused", [specs[n] for n in taken], outputs, program, device), taken
+        renumbered = tuple((op, tuple(number[n] for n in given), dtype, attrs) for op, given, dtype, attrs in members)
+        own = {"members": renumbered, "results": tuple(number[n] for n in made)}
+        return apply_kernel("fused", [specs[n] for n in taken], outputs, own, device), taken
     if is_alias(op):
         return apply_kernel(COPY_OP, [Spec(dtype, outputs[0].concrete)], outputs, {}, device), operands[:1]
     return apply_kernel(op, [specs[n] for n in operands], outputs, dict(attrs), device), operands
@@ -114,16 +100,14 @@ def _piece(
 class _ValuePlaces:
     """The operand that holds each value: inputs, results, then scratch, which is taken again when its value is dead."""
 
-    def __init__(
-        self, parts: Assembly, specs: Sequence[Spec], taken_by: Sequence[Iterable[int]], results: Sequence[int]
-    ) -> None:
-        self._parts, self._specs, inputs = parts, specs, parts.inputs
-        self._first = inputs + len(results)
+    def __init__(self, parts: Assembly, program: FusedProgram, taken_by: Sequence[Iterable[int]]) -> None:
+        self._parts, self._specs, inputs = parts, program.specs, parts.inputs
+        self._first = inputs + len(program.results)
         self._last: dict[int, int] = {n: at for at, taken in enumerate(taken_by) for n in taken}
         self.of = {n: n for n in range(inputs)}
         self.copies: list[tuple[int, int]] = []  # what is answered twice, or as it came in
         self._results: dict[int, int] = {}
-        for target, value in enumerate(results, inputs):
+        for target, value in enumerate(program.results, inputs):
             if value < inputs or value in self._results:
                 self.copies.append((value, target))
             else:

@@ -6,9 +6,9 @@ Values are numbered: first the inputs, then each member's result in order; see `
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,8 +26,68 @@ if TYPE_CHECKING:
 Member: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...]]"
 Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
 
+Value = TypeVar("Value", bound=Hashable)
+
 PAD, PART = "pad", "getitem"
 CACHED = 1 << 22  # bytes that one launch may leave to another and stay in a cache
+
+
+@valueclass
+class FusedProgram:
+    """``members`` on so many inputs, ``first``, the ``specs`` of all values, and the ``results`` that it answers."""
+
+    first: int
+    specs: Sequence[Spec]
+    members: Sequence[Member]
+    results: Sequence[int]
+
+    @property
+    def made(self) -> range:
+        """The values that members make."""
+        return range(self.first, len(self.specs))
+
+    @property
+    def ops(self) -> Sequence[str]:
+        """The members' ops."""
+        return [op for op, *_ in self.members]
+
+    def op(self, n: int) -> str:
+        """The op that makes a value."""
+        return self.members[n - self.first][0]
+
+    def taken(self, n: int) -> tuple[int, ...]:
+        """The values that a value is made of."""
+        return self.members[n - self.first][1]
+
+    def attrs(self, n: int) -> Mapping[str, Any]:
+        """The attributes of the member that makes a value."""
+        return dict(self.members[n - self.first][3])
+
+    def reduces(self, n: int) -> bool:
+        """Whether a value is what a reduction makes."""
+        return n >= self.first and is_reduction(self.op(n))
+
+    def kept(self, n: int, shape: Sequence[int]) -> tuple[int, ...]:
+        """What of ``shape`` the reduction that makes a value leaves, with axes of size 1."""
+        return kept_shape(shape, normal_axes(self.attrs(n)["axis"], len(shape)))
+
+    @property
+    def views(self) -> set[int]:
+        """The values that are read where what they are made of lies; what is made of another view is none."""
+        views: set[int] = set()
+        for n in self.made:
+            if is_view(self.op(n)) and self.taken(n)[0] not in views:
+                views.add(n)
+        return views
+
+    def with_views(self, piece: Sequence[int], views: Collection[int]) -> list[int]:
+        """The piece behind the views that it takes."""
+        return [*sorted({n for at in piece for n in self.taken(at)}.intersection(views)), *piece]
+
+
+def program_of(inputs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]) -> FusedProgram:
+    """The program of these members."""
+    return FusedProgram(len(inputs), specs_of(inputs, members), members, results)
 
 
 @valueclass
@@ -70,7 +130,7 @@ def specs_of(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:
             pairs = zip(dict(attrs)["paddings"], specs[operands[0]].concrete, strict=True)
             specs.append(Spec(dtype, [before + size + after for (before, after), size in pairs]))
         elif traits.reduction is not None:
-            shape, axes = specs[operands[0]].concrete, axes_of(specs[operands[0]], attrs)
+            shape, axes = specs[operands[0]].concrete, normal_axes(dict(attrs)["axis"], specs[operands[0]].rank)
             left = (
                 kept_shape(shape, axes)
                 if dict(attrs)["keepdims"]
@@ -100,42 +160,45 @@ def _other_shape(op: str, specs: Sequence[Spec], operands: Sequence[int], attrs:
     return shape
 
 
-def axes_of(spec: Spec, attrs: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
-    """The axes that a reduction of ``spec`` is over."""
-    return normal_axes(dict(attrs)["axis"], spec.rank)
-
-
 def kept_shape(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
     """``shape`` where ``axes`` are of size 1."""
     return tuple(1 if i in axes else n for i, n in enumerate(shape))
 
 
-def source_view(specs: Sequence[Spec], members: Sequence[Member], first: int, n: int) -> View:
+def source_view(program: FusedProgram, n: int) -> View:
     """How a launch sees an input, a part of one, or one repeated."""
-    if n < first:
+    specs = program.specs
+    if n < program.first:
         return View.dense(specs[n].concrete)
-    op, operands, _, attrs = members[n - first]
-    taken, shape = View.dense(specs[operands[0]].concrete), specs[n].concrete
+    op, taken, shape = program.op(n), View.dense(specs[program.taken(n)[0]].concrete), specs[n].concrete
     if traits_of(op).view is Arranged.PART:
-        return part(taken, dict(attrs)["key"])
+        return part(taken, program.attrs(n)["key"])
     if op == "spread":
-        taken = taken.reshape(kept_shape(shape, axes_of(specs[n], attrs)))
+        taken = taken.reshape(program.kept(n, shape))
     return taken.broadcast_to(shape)
 
 
-def views_of(members: Sequence[Member], first: int) -> set[int]:
-    """The members that are read where what they are made of lies; what is made of another view is none."""
-    views: set[int] = set()
-    for n, (op, operands, _, _) in enumerate(members, first):
-        if is_view(op) and operands[0] not in views:
-            views.add(n)
-    return views
+def plain_members(
+    made: Iterable[tuple[Value, str, Sequence[Value], str]], sources: Iterable[Value]
+) -> tuple[Plain, dict[Value, int]]:
+    """The members of an expression of ``sources``: of (value, op, what it takes, dtype); and each value's number."""
+    number = {value: at for at, value in enumerate(sources)}
+    inputs, plain = len(number), list[tuple[str, tuple[int, ...], str]]()
 
+    def put(op: str, operands: tuple[int, ...], dtype: str) -> int:
+        plain.append((op, operands, dtype))
+        return inputs + len(plain) - 1
 
-def with_views(piece: Sequence[int], members: Sequence[Member], first: int, views: Collection[int]) -> list[int]:
-    """The piece behind the views that it takes."""
-    taken = {n for at in piece for n in members[at - first][1]}
-    return [*sorted(taken.intersection(views)), *piece]
+    for value, op, operands, dtype in made:
+        taken = [number[each] for each in operands]
+        if op == "add_n":
+            total, *rest = taken
+            for each in rest:
+                total = put("add", (total, each), dtype)
+            number[value] = total
+        else:
+            number[value] = put(op, tuple(taken), dtype)
+    return tuple(plain), number
 
 
 @lru_cache(1024)

@@ -11,24 +11,20 @@ share.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.base.spec import Spec
 from flowrt.base.traits import Arranged, RowForm, RowSpace, last_axes, traits_of
 from flowrt.kernels.fusion.program import (
-    Member,
+    FusedProgram,
     Plain,
     Whole,
-    axes_of,
     fused_kernel,
-    is_reduction,
     is_view,
-    kept_shape,
+    plain_members,
     source_view,
-    views_of,
-    with_views,
 )
 from flowrt.kernels.fusion.row_plan import narrow_totals, plan_rows
 from flowrt.kernels.fusion.short_rows import are_too_short
@@ -72,22 +68,22 @@ def each_row(space: RowSpace, view: View) -> View:
     return View((*space.bare, space.length), (*view.strides, 0), view.offset)
 
 
-def reductions_read_again(members: Sequence[Member], first: int) -> list[int]:
+def reductions_read_again(program: FusedProgram) -> list[int]:
     """The reductions, by number, whose results other members take."""
-    taken = {n for _, operands, _, _ in members for n in operands}
-    return [n for n, member in enumerate(members, first) if is_reduction(member[0]) and n in taken]
+    taken = {n for at in program.made for n in program.taken(at)}
+    return [n for n in program.made if program.reduces(n) and n in taken]
 
 
-def row_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> RowSpace | None:
+def rows_under(program: FusedProgram, n: int) -> RowSpace | None:
+    """The space of the rows that a reduction is over; None where these are not its last axes."""
+    shape = program.specs[program.taken(n)[0]].concrete
+    axes = last_axes(program.op(n), len(shape), program.attrs(n)["axis"])
+    return RowSpace(shape, axes) if axes else None
+
+
+def row_space(program: FusedProgram) -> RowSpace | None:
     """The space of the rows that the reductions read again are over; None where that is not one."""
-    spaces = set()
-    for n in reductions_read_again(members, first):
-        op, operands, _, attrs = members[n - first]
-        shape = specs[operands[0]].concrete
-        axes = last_axes(op, len(shape), dict(attrs)["axis"])
-        if not axes:
-            return None
-        spaces.add(RowSpace(shape, axes))
+    spaces = {rows_under(program, n) for n in reductions_read_again(program)}
     return spaces.pop() if len(spaces) == 1 else None
 
 
@@ -99,9 +95,7 @@ class SpaceReading:
     """What the members of a program are in one space, and what they take from outside."""
 
     space: RowSpace
-    specs: Sequence[Spec]
-    members: Sequence[Member]
-    first: int
+    program: FusedProgram
     kinds: dict[int, RowForm] = field(default_factory=dict)
     same: dict[int, int] = field(default_factory=dict)  # a value under another shape → the value
     sources: dict[Key, View] = field(default_factory=dict)
@@ -109,48 +103,45 @@ class SpaceReading:
 
     def read(self) -> bool:
         """Find out what every member is; answers whether all belong to this space."""
-        return all(self._take(n) for n in range(self.first, len(self.specs)))
+        return all(map(self._take, self.program.made))
 
     def _take(self, n: int) -> bool:
-        op, operands, dtype, _ = self.members[n - self.first]
-        before = self.kinds.get(operands[0])
+        op, before = self.program.op(n), self.kinds.get(self.program.taken(n)[0])
         if is_view(op) and before is None:
             return True  # a source, where it is taken
-        if is_reduction(op):
+        if self.program.reduces(n):
             return self._reduction(n)
         if traits_of(op).view in (Arranged.REPEATED, Arranged.RESHAPED):
             return self._alias(n, before)
-        kind = self.space.form_of(self.specs[n].concrete)
-        return kind is not None and self._make(n, op, operands, dtype, kind)
+        kind = self.space.form_of(self.program.specs[n].concrete)
+        return kind is not None and self._make(n, kind)
 
     def _reduction(self, n: int) -> bool:
-        op, operands, dtype, attrs = self.members[n - self.first]
-        taken, facts = self.specs[operands[0]].concrete, dict(attrs)
-        if taken != self.space.dims:
+        (source, *_), attrs = self.program.taken(n), self.program.attrs(n)
+        if self.program.specs[source].concrete != self.space.dims:
             return False
-        form = self.space.form_reduced(last_axes(op, len(taken), facts["axis"]), facts["keepdims"])
-        if form is RowForm.TOTAL:
-            made = self._key(operands[0], RowForm.ENTRY) is not None
-        else:
-            made = self._make(n, op, operands, dtype, RowForm.ENTRY)
+        axes = last_axes(self.program.op(n), len(self.space.dims), attrs["axis"])
+        form = self.space.form_reduced(axes, attrs["keepdims"])
+        total = form is RowForm.TOTAL
+        made = self._key(source, RowForm.ENTRY) is not None if total else self._make(n, RowForm.ENTRY)
         self.kinds[n] = form
         return made
 
     def _alias(self, n: int, before: RowForm | None) -> bool:
         """One for each row, under another shape or repeated along the row."""
-        op, operands, _, attrs = self.members[n - self.first]
-        form = self.space.form_of(self.specs[n].concrete)
-        if form is None or not self.space.links(op, dict(attrs), form, before):
+        form, (source, *_) = self.space.form_of(self.program.specs[n].concrete), self.program.taken(n)
+        if form is None or not self.space.links(self.program.op(n), self.program.attrs(n), form, before):
             return False
-        self.kinds[n], self.same[n] = form, self.same.get(operands[0], operands[0])
+        self.kinds[n], self.same[n] = form, self.same.get(source, source)
         return True
 
-    def _make(self, n: int, op: str, operands: Sequence[int], dtype: str, kind: RowForm) -> bool:
-        taken = [self._key(i, kind) for i in operands]
+    def _make(self, n: int, kind: RowForm) -> bool:
+        taken = [self._key(i, kind) for i in self.program.taken(n)]
         if None in taken:
             return False
         self.kinds[n] = kind
-        self.made.append((n, op, tuple(key for key in taken if key is not None), dtype))
+        dtype = self.program.specs[n].dtype.name
+        self.made.append((n, self.program.op(n), tuple(key for key in taken if key is not None), dtype))
         return True
 
     def _key(self, i: int, by: RowForm) -> Key | None:
@@ -158,7 +149,7 @@ class SpaceReading:
         if i in self.kinds:
             fits = self.kinds[i] is by or (by is RowForm.ENTRY and self.kinds[i] is RowForm.KEPT)
             return (self.same.get(i, i), False) if fits else None
-        view = source_view(self.specs, self.members, self.first, i)
+        view = source_view(self.program, i)
         key = (i, by is RowForm.BARE)
         if by is RowForm.BARE:
             seen = each_row(self.space, view.broadcast_to(self.space.bare))
@@ -174,52 +165,31 @@ class SpaceReading:
         """A value as a result, or as what is reduced into a total."""
         return (self.same.get(n, n), False)
 
-    def op(self, n: int) -> str:
-        return self.members[n - self.first][0]
-
     def taken_by(self, n: int) -> Key:
         """What the reduction ``n`` reduces."""
-        return self.key(self.members[n - self.first][1][0])
+        return self.key(self.program.taken(n)[0])
 
     def plain(self) -> tuple[Plain, dict[Key, int]]:
         """The members as an expression has them, and the number that each value has in it."""
-        number = {key: at for at, key in enumerate(self.sources)}
-        plain: list[tuple[str, tuple[int, ...], str]] = []
-
-        def put(op: str, operands: tuple[int, ...], dtype: str) -> int:
-            plain.append((op, operands, dtype))
-            return len(self.sources) + len(plain) - 1
-
-        for n, op, keys, dtype in self.made:
-            taken = [number[key] for key in keys]
-            if op == "add_n":
-                total = taken[0]
-                for value in taken[1:]:
-                    total = put("add", (total, value), dtype)
-                number[n, False] = total
-            else:
-                number[n, False] = put(op, tuple(taken), dtype)
-        return tuple(plain), number
+        return plain_members([((n, False), op, keys, dtype) for n, op, keys, dtype in self.made], self.sources)
 
 
 # ── the launch ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def whole_rows(
-    first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
-) -> Whole | None:
+def whole_rows(program: FusedProgram, device: str) -> Whole | None:
     """The program in one launch over its rows; None where it is none of rows, or they do not suit."""
-    space = row_space(specs, members, first)
+    space, first, specs, results = row_space(program), program.first, program.specs, program.results
     if space is None or not space.length or not suits(space):
         return None
-    if are_too_short(space.length, (member[0] for member in members)):
+    if are_too_short(space.length, program.ops):
         return None
-    reading = SpaceReading(space, specs, members, first)
+    reading = SpaceReading(space, program)
     if not reading.read() or any(n not in reading.kinds for n in results):
         return None
     ends = tuple((at, n) for at, n in enumerate(results, first) if reading.kinds[n] is RowForm.TOTAL)
     dense = [(at, n) for at, n in enumerate(results, first) if reading.kinds[n] is not RowForm.TOTAL]
-    left = [kept_shape(space.dims, axes_of(Spec("bool", space.dims), members[n - first][3])) for _, n in ends]
+    left = [program.kept(n, space.dims) for _, n in ends]
     totals = [in_rows(space, View.dense(shape).broadcast_to(space.dims)) for shape in left]
     if None in totals or len({n for _, n in ends}) < len(ends):
         return None
@@ -242,7 +212,7 @@ def whole_rows(
     views += [*[row] * len(kept), *(views[len(views) - len(ends) + at] for at in narrow)]
     units, words = stretches(space.dims, left, space.length) if ends else (space.rows, (1, space.rows))
     operands = (
-        *(i if i < first else members[i - first][1][0] for i, _ in reading.sources),
+        *(i if i < first else program.taken(i)[0] for i, _ in reading.sources),
         *(at for at, _ in dense),
         *range(first + len(results), first + len(results) + len(ends)),
         *range(-1, -1 - len(local), -1),
@@ -259,8 +229,8 @@ def _take_turns(space: RowSpace, kept: tuple[int, ...]) -> bool:
 
 def _kernel(reading: SpaceReading, results: Sequence[int], ends: Sequence[int], device: str) -> RegisteredKernel:
     plain, number = reading.plain()
-    reductions = tuple((number[reading.taken_by(n)], reading.op(n)) for n in ends)
-    dtypes = tuple(reading.specs[i].dtype.name for i, _ in reading.sources)
+    reductions = tuple((number[reading.taken_by(n)], reading.program.op(n)) for n in ends)
+    dtypes = tuple(reading.program.specs[i].dtype.name for i, _ in reading.sources)
     return fused_kernel(dtypes, plain, tuple(number[reading.key(n)] for n in results), device, reductions)
 
 
@@ -279,26 +249,24 @@ def _result_view(space: RowSpace, kind: RowForm) -> View:
 # ── where it is none ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def in_stages(
-    specs: Sequence[Spec], members: Sequence[Member], results: Collection[int], first: int
-) -> list[list[int]]:
+def in_stages(program: FusedProgram) -> list[list[int]]:
     """The members, by number, in pieces to be computed one after another: what is made of one shape between reductions.
 
     Views are in every piece that takes them, unless they are results. Whatever else has another shape is a piece
     ahead of those of its stage.
     """
-    stage = [0] * first  # of each value, that of the first pieces that may take it
+    stage = [0] * program.first  # of each value, that of the first pieces that may take it
     pieces: dict[tuple[int, bool, int], list[int]] = {}
-    largest = max((specs[n].concrete for n in range(first, len(specs))), key=math.prod)
+    largest = max((program.specs[n].concrete for n in program.made), key=math.prod)
     entries: set[int] = set()
-    views = views_of(members, first).difference(results)
-    for n, (op, operands, _, _) in enumerate(members, first):
-        taken = operands[0] if is_reduction(op) else n
-        alone = specs[taken].concrete != largest or traits_of(op).view is not None
+    views = program.views.difference(program.results)
+    for n in program.made:
+        op, operands, reduces = program.op(n), program.taken(n), program.reduces(n)
+        alone = program.specs[operands[0] if reduces else n].concrete != largest or traits_of(op).view is not None
         before = max((stage[i] + (alone and i in entries) for i in operands), default=0)
-        stage.append(before + is_reduction(op))
-        if not alone and not is_reduction(op):
+        stage.append(before + reduces)
+        if not alone and not reduces:
             entries.add(n)
         if n not in views:
             pieces.setdefault((before, not alone, n if alone else 0), []).append(n)
-    return [with_views(pieces[key], members, first, views) for key in sorted(pieces)]
+    return [program.with_views(pieces[key], views) for key in sorted(pieces)]
