@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -45,9 +45,10 @@ class Written:
 
     def __init__(self) -> None:
         self.pieces: list[Any] = []
+        self.closing = False
 
     def is_closing(self) -> bool:
-        return False
+        return self.closing
 
     def write(self, piece: Any) -> None:
         self.pieces.append(piece)
@@ -67,6 +68,83 @@ async def test_a_frame_that_is_given_up_as_its_turn_comes_is_passed_over() -> No
 
 
 @on_both_loops_and_ways
+async def test_frames_wait_while_the_kernel_takes_no_more_and_it_is_told_once_all_are_written() -> None:
+    transport, begun, future = Written(), list[int](), asyncio.get_running_loop().create_future
+    outbox = Outbox(transport)  # type: ignore[arg-type]
+    frames = [Outgoing([b"%d" % n, b"."], lambda n=n: begun.append(n), future()) for n in range(3)]
+    outbox.put(frames[0])
+    assert (transport.pieces, begun, len(outbox), outbox.idle, outbox.drained.is_set()) == (
+        [b"0", b"."],
+        [0],
+        0,
+        True,
+        True,
+    )
+    outbox.pause()
+    assert (outbox.idle, outbox.drained.is_set()) == (False, False)
+    outbox.put(frames[1])
+    outbox.put(frames[2])
+    outbox.withdraw(frames[1])
+    outbox.withdraw(frames[1])  # which is not there any more
+    assert (len(outbox), begun) == (1, [0])
+    outbox.blocked = False
+    outbox.go_on()
+    assert (transport.pieces, begun, outbox.idle, outbox.drained.is_set()) == (
+        [b"0", b".", b"2", b"."],
+        [0, 2],
+        True,
+        True,
+    )
+    assert [frame.taken is not None and frame.taken.done() for frame in frames] == [True, False, True]
+
+
+async def test_who_waits_is_refused_what_nobody_waits_for_is_written_and_with_the_stream_all_go() -> None:
+    transport, future = Written(), asyncio.get_running_loop().create_future
+    outbox = Outbox(transport)  # type: ignore[arg-type]
+    outbox.pause()
+    waits, posted, other = (
+        Outgoing([b"waits"], None, future()),
+        Outgoing([b"posted"]),
+        Outgoing([b"other"], None, future()),
+    )
+    outbox.put(waits)
+    outbox.put(posted)
+    outbox.refuse(lambda: ClosedError("closed"))
+    assert (len(outbox), waits.taken is not None and isinstance(waits.taken.exception(), ClosedError)) == (1, True)
+    outbox.put(other)
+    outbox.clear()
+    assert (len(outbox), outbox.drained.is_set(), outbox.idle) == (0, True, False)
+    assert other.taken is not None
+    assert other.taken.done()
+    outbox.blocked, transport.closing, begun = False, True, list[int]()
+    outbox.put(Outgoing([b"late"], lambda: begun.append(1)))
+    assert (transport.pieces, begun, len(outbox), outbox.idle) == ([], [], 0, True)
+
+
+async def test_a_frame_that_was_begun_is_whole_before_the_next() -> None:
+    transport = Written()
+    outbox = Outbox(transport)  # type: ignore[arg-type]
+    taken = asyncio.get_running_loop().create_future()
+
+    def pieces() -> Iterator[bytes]:
+        yield b"a"
+        outbox.pause()
+        yield b"b"
+        yield b"c"
+
+    outbox.put(Outgoing(pieces(), None, taken))
+    outbox.put(Outgoing([b"d"]))
+    assert (transport.pieces, len(outbox), taken.done()) == ([b"a", b"b"], 2, False)
+    outbox.blocked = False
+    outbox.go_on()
+    assert (transport.pieces, len(outbox), taken.done()) == ([b"a", b"b", b"c", b"d"], 0, True)
+    outbox.pause()
+    outbox.put(Outgoing([b"e"]))
+    outbox.blocked = False
+    outbox.put(Outgoing([b"f"]))  # as the kernel takes more
+    assert transport.pieces[-2:] == [b"e", b"f"]
+
+
 async def test_what_is_posted_and_what_is_sent_arrives_in_one_order() -> None:
     rng = np.random.default_rng(3)
     sizes = [int(size) for size in rng.choice([0, 10, 3000, MIB, 9 * MIB], 60)]

@@ -64,6 +64,13 @@ def test_iterations_are_counted_as_they_are_taken() -> None:
     assert counted > 40
 
 
+@pytest.mark.parametrize(("name", "step", "bound"), [("less", 1, 127), ("greater", -1, -128)])
+def test_a_counter_may_come_to_the_last_number_of_its_dtype(name: str, step: int, bound: int) -> None:
+    with fr.Graph() as graph:
+        iterations = counting(name, *[np.asarray(n, "int8") for n in (0, step, bound)], False, False)
+    assert limits(graph, iterations, []) == [abs(bound)]
+
+
 def test_nothing_is_counted_where_a_step_or_an_iteration_may_decide_otherwise() -> None:
     with fr.Graph() as graph:
         n, start, x = fr.constant(5), fr.constant(0), fr.placeholder("int64", ())

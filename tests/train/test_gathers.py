@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.train.gathers import find_gathers
+from flowrt.train.gathers import Asked, find_gathers
 from flowrt.train.updates import parts_of
 
 SIZE, WIDTH = 600, 4
@@ -27,6 +27,10 @@ def bags(table: Any, dense: Any, batch: dict[str, Any]) -> Any:
 def computed(table: Any, dense: Any, batch: dict[str, Any]) -> Any:
     first, second = fr.take(table, batch["rows"] * 2 - 1), fr.take(table, fr.reshape(batch["rows"], (-1,)) - 3)
     return fr.mean(fr.sum(fr.square(first), axis=1) @ dense) + fr.sum(fr.exp(second))
+
+
+def at_once(table: Any, dense: Any, batch: dict[str, Any]) -> Any:
+    return fr.mean(fr.take(table, fr.abs(batch["rows"])))
 
 
 def by_a_value(table: Any, dense: Any, batch: dict[str, Any]) -> Any:
@@ -81,6 +85,23 @@ def test_a_bag_is_gathered_as_its_mean() -> None:
     assert [g.rows.spec.dims for g in Tower(bags).gathers] == [(None, WIDTH)]
     assert [g.rows.spec.dims for g in Tower(plain).gathers] == [(None, 3, WIDTH)]
     assert [g.rows.spec.dims for g in Tower(computed).gathers] == [(None, 3, WIDTH), (None, WIDTH)]
+    assert len(Tower(at_once).gathers) == 1
+
+
+def test_what_is_asked_for_is_computed_once_unless_the_batch_has_it() -> None:
+    for model, count, wants in ((bags, 0, (0,)), (computed, 2, (1, 2))):
+        tower = Tower(model)
+        asked = Asked.of(list(tower.batch.values()), [*tower.gathers, *tower.gathers])
+        assert (len(asked.computed), asked.wants(asked.gathers)) == (count, wants)
+
+
+def test_rows_that_are_answered_too_are_gathered_and_a_table_that_is_answered_is_not() -> None:
+    tower = Tower(bags)
+    ((mean,), inputs) = ([g.rows for g in tower.gathers], list(tower.batch.values()))
+    rows = mean.op.inputs[0]
+    found = find_gathers([*tower.outputs, rows], inputs, [tower.table])
+    assert [g.rows.spec.dims for g in found] == [(None, 3, WIDTH)]
+    assert find_gathers([*tower.outputs, rows.op.inputs[0]], inputs, [tower.table]) == []
 
 
 @pytest.mark.parametrize("model", [by_a_value, by_chance, also_whole])
