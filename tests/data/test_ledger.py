@@ -21,9 +21,9 @@ from flowrt.base.errors import LedgerError
 from flowrt.ledger import summary as summing
 from flowrt.ledger import writer as writing
 from flowrt.ledger.__main__ import main
-from flowrt.ledger.account import Account
+from flowrt.ledger.account import Account, BatchState
 from flowrt.ledger.frames import HEAD, MAGIC, framed
-from flowrt.ledger.records import Begun, Handed, Made, Over, Setup, record_to_data
+from flowrt.ledger.records import Begun, Handed, Made, Missed, Over, Setup, Undone, record_to_data
 from flowrt.ledger.summary import summary_of
 from flowrt.ledger.writer import LedgerWriter
 
@@ -357,6 +357,23 @@ def test_what_does_not_fit_what_was_said_before_is_a_violation(tmp_path: Path) -
         "a run is over, and [1] neither used nor unused",
     )
     assert main([str(path), "--verify"]) == 1
+    account, found = Account(), list[str]()
+    for record, *said in [
+        (Handed(0, 1, (0,)), "[0] are handed out, and no run goes on"),
+        (Begun(1, 3, 0.0),),
+        (Begun(2, 4, 0.0), "run 2 begins before run 1 is over", "version 4 began a run, and the variables were at 3"),
+        (Handed(0, 1, (1,)), "0 and 1 are both batch 1 of 0"),
+        (Undone(5, "", (), again=False), "version 5 went back, and the variables were at 4"),
+        (Undone(5, "", (), again=False),),
+        (Missed(5, ()), "version 5 was missed, and the variables were at 5"),
+        (Missed(6, (0,)),),
+        (Over(5, (1,)), "version 5 was the end, and the variables were at 6"),
+        (Begun(3, 6, 0.0),),
+    ]:
+        account.take(record)  # type: ignore[arg-type]
+        found += said  # type: ignore[arg-type]
+        assert account.violations == found
+    assert [account.count(state) for state in (BatchState.LOST, BatchState.UNUSED)] == [1, 1]
 
 
 def test_the_command_line_sums_up_tells_of_one_batch_and_says_what_is_wrong(

@@ -28,6 +28,15 @@ def test_a_recorded_policy_keeps_the_sets_one_after_another_and_waits_for_them()
     assert policy.decide([Offer(9, 1.0), Offer(4, 1.0), Offer(0, 2.0)], (), 99.0) == Close((0, 9), "as recorded")
     after = policy.after(Record((), (), (), 0.0, 0.0))
     assert (after.least(10), after.decide([Offer(3, 0.0)], (), 0.0)) == (1, Close((3,), "as recorded"))
+    beyond = after.after(Record((), (), (), 0.0, 0.0))
+    assert (beyond.least(10), beyond.decide([Offer(3, 0.0)], (), 0.0)) == (1, WaitUntil(offers=2))
+
+
+@pytest.mark.parametrize(("replicas", "width"), [(1, 1), (8, 1), (9, 2), (16, 2)])
+def test_a_recorded_set_takes_a_bit_for_each_replica(replicas: int, width: int) -> None:
+    everybody = tuple(range(replicas))
+    policy = recorded(AllOf(), [everybody, ()], replicas)
+    assert (policy.width, len(policy.sets), policy.wanted) == (width, 2 * width, everybody)
 
 
 def test_a_recorded_set_may_have_fewer_replicas_than_are_there_now() -> None:
