@@ -17,7 +17,7 @@ from tape_world import PlanMaker
 
 from flowrt.base.errors import ResourceError
 from flowrt.sched.host.memory import COUNTED, UNSETTLED, Memory, MemoryStatistics, amount
-from flowrt.sched.host.segments import Segments
+from flowrt.sched.host.segments import LARGE, Segments
 from flowrt.sched.host.spares import Spares
 from flowrt.sched.tape.tapes import Tapes
 from flowrt.usable import available_bytes, usable_cores
@@ -262,3 +262,41 @@ def test_who_is_enlisted_may_be_asked_at_once() -> None:
     plan = make.plan(make.node("negative", make.feed("float32", (None,))))
     memory = AskingAtOnce()
     assert [Tapes(plan, memory=memory).idle_bytes, Spares(memory).idle_bytes, Segments(memory).idle_bytes] == [0, 0, 0]
+
+
+class MakingRoom(Memory):
+    """Looks whether other threads may use what is ``asking`` when that needs more: they may be about to make room."""
+
+    asking: Segments
+    others_may: bool | None = None
+
+    def add_spare(self, nbytes: int) -> None:
+        with ThreadPoolExecutor(1) as other:
+            self.others_may = other.submit(self._may_use).result()
+        super().add_spare(nbytes)
+
+    def _may_use(self) -> bool:
+        mutex = self.asking._mutex
+        if may := mutex.acquire(blocking=False):
+            mutex.release()
+        return may
+
+
+@pytest.mark.parametrize("grows", [False, True], ids=["empty", "grow"])
+def test_nobody_waits_for_segments_that_ask_for_memory(grows: bool) -> None:
+    memory = MakingRoom()  # as of two that let each other's go, each would wait for the other
+    memory.asking = Segments(memory, shared=False)
+    if grows:
+        memory.asking.grow(LARGE, steady=True)
+    made = memory.asking.empty((LARGE,), np.dtype(np.uint8))
+    assert (made is not None, memory.others_may) == (True, True)
+    memory.asking.close()
+
+
+def test_segments_that_are_closed_make_and_count_nothing() -> None:
+    memory = Memory(64 << 20)
+    segments = Segments(memory, shared=False)
+    segments.close()
+    assert segments.empty((LARGE,), np.dtype(np.uint8)) is None
+    segments.grow(LARGE, steady=True)
+    assert (segments.nbytes, memory.room_for(64 << 20)) == (0, True)

@@ -166,7 +166,7 @@ class Segments:
         self.gone: Callable[[int], None] = lambda number: None
         self.grown: Callable[[], None] = lambda: None
         self._memory = memory
-        self._mutex = threading.RLock()  # making room may let go of segments
+        self._mutex = threading.RLock()  # `gone` is called with it; memory is not asked for: others let theirs go then
         self._numbers = itertools.count(1)
         self._sweep = 0
         self._segments: list[Segment] = []  # by address
@@ -182,15 +182,12 @@ class Segments:
         nbytes = math.prod(shape) * dtype.itemsize
         size = _pages(nbytes)
         with self._mutex:
-            if self._closed:
-                return None
             self._settle()
-            segment = self._tightest(size, steady) or self._more(size, steady)
-            if segment is None:
-                return None
-            offset = segment.take(size)
-            segment.sweeps += segment.used < self._sweep or not segment.sweeps
-            segment.used = self._sweep
+            segment = None if self._closed else self._tightest(size, steady)
+            offset = 0 if segment is None else self._use(segment, size)
+        segment = segment or self._more(size, steady)
+        if segment is None:
+            return None
         slot = SegmentBytes((nbytes,), np.uint8, segment.pages, offset)
         taken = _Taken(slot, self._forget)
         taken.segment, taken.offset, taken.nbytes = segment, offset, nbytes
@@ -205,15 +202,8 @@ class Segments:
             if self._tightest(_pages(nbytes), steady):
                 return
         segment = self._made(_pages(nbytes), steady)
-        if segment is None:
-            return
-        with self._mutex:
-            if self._closed:
-                self._memory.drop_spare(segment.nbytes)
-                segment.close()
-                return
-            self._keep([*self._segments, segment])
-        self.grown()
+        if segment is not None:
+            self._add(segment)
 
     def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
         """The segment, and where in it so many bytes lie; None if they do not."""
@@ -286,19 +276,39 @@ class Segments:
         return min(fitting, key=lambda each: each.smallest(nbytes), default=None)
 
     def _more(self, nbytes: int, steady: bool) -> Segment | None:
-        """A new segment for so many bytes; for some to come as well, if nobody counts them."""
+        """A new segment of which so many bytes are taken; for some to come as well, if nobody counts them."""
+        if self._closed:
+            return None
         if self.idle_bytes + nbytes > IDLE:
             self.let_go()
-        part = sum(segment.nbytes for segment in self._segments) // GROWTH
+        part = self.nbytes // GROWTH
         ample = min(MOST, max(FIRST, part - part % nbytes)) if self._memory.limit is None else 0
         for size in dict.fromkeys((max(nbytes, ample), nbytes)):
             with suppress(ResourceError):
                 segment = self._made(size, steady)
                 if segment is not None:
-                    self._keep([*self._segments, segment])
-                    self.grown()
-                    return segment
+                    self._use(segment, nbytes)
+                    return segment if self._add(segment) else None
         return None
+
+    def _use(self, segment: Segment, nbytes: int) -> int:
+        """Take so many bytes of it; answers where they are."""
+        segment.sweeps += segment.used < self._sweep or not segment.sweeps
+        segment.used = self._sweep
+        return segment.take(nbytes)
+
+    def _add(self, segment: Segment) -> bool:
+        """Have one more segment, but where no more arrays are made: then it goes."""
+        with self._mutex:
+            added = not self._closed
+            if added:
+                self._keep([*self._segments, segment])
+        if added:
+            self.grown()
+        else:
+            self._memory.drop_spare(segment.nbytes)
+            segment.close()
+        return added
 
     def _made(self, nbytes: int, steady: bool) -> Segment | None:
         """A new segment, counted; None where the system refuses. Raises `ResourceError` where it does not fit."""
