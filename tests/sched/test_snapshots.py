@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from flowrt.base.errors import ResourceError
+from flowrt.base.errors import CheckpointError, ResourceError
 from flowrt.base.spec import Spec
 from flowrt.kernels.ops.slices import rows_of
+from flowrt.sched.drivers.keeping import Fetch, Keep, Keeping
+from flowrt.sched.drivers.tasks import Tasks
 from flowrt.sched.host import snapshots
+from flowrt.sched.host.host import Host
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.snapshots import Snapshot
 from flowrt.sched.host.variables import Variables
@@ -179,3 +183,20 @@ def test_the_rows_of_groups_are_those_that_occur() -> None:
     groups = np.array([2, 0, 2, 3, 0, 7, 4, 0, 0, 2, 1], np.int32)  # of the indices 7, 4, 7
     assert rows_of(groups).tolist() == [7, 4]
     assert rows_of(np.array([0, 0], np.int32)).tolist() == []
+
+
+async def test_nothing_is_kept_for_a_client_that_is_gone_by_then() -> None:
+    host = Host()
+    keeping, name = Keeping(host, Tasks()), frozenset([NAME])
+    host.variables.declare(NAME, Spec("float32", (4,)))
+    host.variables.begin(NAME, np.zeros(4, np.float32))
+    async with host.variables.hold(NOTHING, name):
+        keep = asyncio.create_task(keeping.answer(Keep("save", (NAME,)), "client", tuple))
+        await asyncio.sleep(0)  # now it waits for who holds the variable
+        keeping.ended("client")
+    with pytest.raises(CheckpointError, match="keeps nothing for that save"):
+        await keep
+    with pytest.raises(CheckpointError, match="keeps nothing for that save"):
+        await keeping.answer(Fetch("save", *NAME, 0, 16), "client", tuple)
+    assert host.variables.try_hold(NOTHING, name)
+    await host.aclose()

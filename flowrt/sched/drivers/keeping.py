@@ -220,6 +220,7 @@ class Keeping:
 
     async def _keep(self, asked: Keep, epoch: str, servers: Callable[[], Collection[Resting]]) -> tuple[Any, ...]:
         self._drop(asked.save)
+        kept = self._kept[asked.save] = _Kept(epoch, {}, set())  # which goes with its client, now or later
         self._preparing = object()  # what is not ready by now is made by who needs it
         host, names = self._host, frozenset(asked.names)
         variables = host.variables
@@ -238,11 +239,13 @@ class Keeping:
             if missing := sorted(names - known.keys()):
                 raise GraphError(f"variable {missing[0][1]!r} has no value on {host.task}: was it reset?")
             values = {name: await self._snapshot(name, known[name]) for name in names}
-            scarce = not host.memory.room_for(sum(value.nbytes for value in values.values()))
-            waited = {name for name in names if scarce and variables.try_hold(frozenset([name]), NOTHING)}
-            self._kept[asked.save] = _Kept(epoch, values, waited)
+            if kept.going:
+                scarce = not host.memory.room_for(sum(value.nbytes for value in values.values()))
+                kept.values |= values
+                kept.waited_for |= {n for n in names if scarce and variables.try_hold(frozenset([n]), NOTHING)}
         finally:
             variables.release(names, NOTHING)
+        self._find(asked.save)
         return tuple((server.role.group, server.version) for server in servers())
 
     async def _snapshot(self, name: Name, spec: Spec) -> Snapshot:
