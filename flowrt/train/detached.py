@@ -18,8 +18,7 @@ from flowrt.base.errors import GraphError, InternalError, NodeLost
 from flowrt.base.plain import shortened
 from flowrt.data.sources import Source
 from flowrt.finishing import together
-from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
-from flowrt.sched.drivers.messages import Allow, Gone, Stop
+from flowrt.sched.drivers.messages import Allow, Attach, Gone, GoOn, Hold, Stop
 from flowrt.sched.server.detached import DetachedTerms
 from flowrt.sched.versions.opening import Going
 from flowrt.train.batches import Identities

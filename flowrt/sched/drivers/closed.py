@@ -16,7 +16,7 @@ import numpy as np
 from flowrt.base.errors import ResourceError, SpecError
 from flowrt.kernels.launch import REPEATED, drawn_as
 from flowrt.kernels.run.direct import Direct
-from flowrt.sched.executor import INLINE_SECONDS
+from flowrt.sched.running import INLINE_SECONDS
 from flowrt.sched.tape.direct import Numbers
 
 if TYPE_CHECKING:

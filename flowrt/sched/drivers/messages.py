@@ -13,7 +13,6 @@ from math import nan
 from typing import Any
 
 from flowrt.base.valueclass import maker, valueclass
-from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.beginning import BeginReplica, BeginServer
 from flowrt.sched.drivers.following import ABOUT_FOLLOWING, POSTED_TO_FOLLOW
 from flowrt.sched.drivers.inquiries import INQUIRIES
@@ -48,6 +47,46 @@ class Join:
     incarnation: int
     given: int
     birth: str = ""
+
+
+# ── the client of a detached run: each is answered ───────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class GoOn:
+    """To server 0 of a detached run: all have begun but the ``lost``; from now on it needs no client.
+
+    Until then it is its client's as any other run is: nothing is ordered, and it ends when that one is gone. Answers
+    who is lost by now, as server 0 sees.
+    """
+
+    run: int
+    lost: tuple[int, ...]
+
+
+@valueclass
+class Attach:
+    """Be of a detached run whose client this one is from now on.
+
+    Answers (server, replicas): the replicas that go on here, each with how often it was begun again, and of the server
+    here its version, None where none is known. Of server 0 that is (attachment, version, dropped, turns, lost,
+    compression, begun): by what number `Allow` is this client's, the version of which is reported next, how many older
+    reports nobody has had that are not kept any more, by replica how often it was begun again, who is lost, of a run
+    that is over nobody, how updates are packed, and the version at which the run began.
+    """
+
+    run: int
+
+
+@valueclass
+class Hold:
+    """To server 0 of a detached run: order nothing until it is let go again, or its client is gone; if it is ``on``.
+
+    Answered once all servers have applied what was ordered, by the version that they are at.
+    """
+
+    run: int
+    on: bool
 
 
 # ── the client, on the way ───────────────────────────────────────────────────────────────────────────────────────────

@@ -36,10 +36,10 @@ class Followings:
         asked: Any,
         epoch: str,
         plans: Callable[[int], Executor],
-        way: Callable[[Any, str], Way],
+        way: Callable[[int, int, str], Way],
         servers: Callable[[int], Server],
     ) -> Any:
-        """Do as the client of ``epoch`` asks; ``way`` makes one's way, ``servers`` finds one by its run."""
+        """Do as the client of ``epoch`` asks; ``way`` makes the way of a run, which `servers` finds."""
         match asked:
             case Follow(follow):
                 if follow not in self._followers:  # else it is asked again, as the answer was lost
@@ -47,7 +47,7 @@ class Followings:
                         await self._end(other)
                     self._epochs[follow] = epoch
                     apply = Closed(plans(asked.apply), asked.seed)
-                    self._followers[follow] = Follower(asked, apply, way(asked, epoch))
+                    self._followers[follow] = Follower(asked, apply, way(follow, asked.seed, epoch))
                 await self._followers[follow].ready()
                 return None
             case Lead(follow):

@@ -23,10 +23,9 @@ from flowrt.base.device import CLIENT
 from flowrt.base.errors import FlowrtError, GraphError, InternalError, RemoteError, StepCancelled, name_error
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import replace
-from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.beginning import BeginReplica, BeginServer
 from flowrt.sched.drivers.closed import Closed
-from flowrt.sched.drivers.following import ABOUT_FOLLOWING, Follow
+from flowrt.sched.drivers.following import ABOUT_FOLLOWING
 from flowrt.sched.drivers.inquiries import Hash, Lacking, Look, Settle, TellTrace
 from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS, Keeping
 from flowrt.sched.drivers.messages import (
@@ -34,11 +33,14 @@ from flowrt.sched.drivers.messages import (
     Applied,
     ApplyOrder,
     AskedRows,
+    Attach,
     Batch,
     Draw,
     Ended,
     Failed,
+    GoOn,
     Held,
+    Hold,
     Join,
     Lost,
     NewVersion,
@@ -246,7 +248,7 @@ class Iterations:
             case Stop(run, patient, at_once):
                 return await self._stop(run, patient, at_once)
             case _ if isinstance(asked, ABOUT_FOLLOWING):
-                return await self._followings.answer(asked, epoch, plans, self._way_of_follower, self._server)
+                return await self._followings.answer(asked, epoch, plans, self._plain_way, self._server)
             case _ if isinstance(asked, ABOUT_CHECKPOINTS):
                 return await self._keeping.answer(
                     asked, epoch, lambda: [s for s in self._servers.values() if not s.over]
@@ -341,9 +343,6 @@ class Iterations:
         """One that nothing makes slow."""
         ends = self._tasks, self._send, self._clock
         return Way(self._host, epoch, run, seed, *ends, origin=epoch, noting=self._note_and_send)
-
-    def _way_of_follower(self, asked: Follow, epoch: str) -> Way:
-        return self._plain_way(asked.follow, asked.seed, epoch)
 
     def _send_late(self, peer: str, epoch: str, message: Any) -> None:
         assert self._slowness is not None
