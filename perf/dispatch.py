@@ -20,7 +20,8 @@ import machine as this_machine
 import numpy as np
 
 import flowrt as fr
-from flowrt.sched.machine import StepMachine, Topology
+from flowrt.sched.machine import StepMachine
+from flowrt.sched.topology import Topology
 
 SHAPES = ("chain", "parallel", "fan")
 CHAINS = 100

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.device import CLIENT
 from flowrt.base.valueclass import valueclass
-from flowrt.sched.machine import NodeKind
+from flowrt.sched.topology import NodeKind
 from flowrt.sched.units import Action
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
     from flowrt.base.spec import Spec
-    from flowrt.sched.machine import Topology
+    from flowrt.sched.topology import Topology
     from flowrt.sched.units import Unit
 
 LARGE = 1 << 12

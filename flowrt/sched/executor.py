@@ -36,7 +36,7 @@ from flowrt.sched.running import INLINE_SECONDS, StepRun, own, run_words
 from flowrt.sched.single import Runners
 from flowrt.sched.tape.direct import Numbers, direct_plan
 from flowrt.sched.tape.interrupts import Noted, Unbroken
-from flowrt.sched.tape.tape import CANCELLED, Tape
+from flowrt.sched.tape.tape import Tape, cancel
 from flowrt.sched.tape.tapes import Tapes
 from flowrt.sched.tape.timing import note_node, shapes_of
 from flowrt.sched.units import NOTHING, Action, Unit, connect, find_units
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.host.variables import Name
     from flowrt.sched.ready import Computing, ReadyRun
-
-__all__ = ["INLINE_SECONDS", "Executor", "own", "run_words"]
 
 ADMITTED = 256  # shapes of feeds that need not be looked at again
 LENT_BYTES = 1 << 18  # variables below this are copied, and then written without a thought
@@ -237,7 +235,7 @@ class Executor:
 
         def stop() -> None:
             for _, words in runs:
-                words[STATUS] = CANCELLED
+                cancel(words)
 
         try:
             outputs = await self.host.lanes.run(self._carry_out_several, unit, runs, stop=stop)

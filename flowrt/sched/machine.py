@@ -25,14 +25,12 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.errors import GraphError, InternalError
 from flowrt.base.valueclass import valueclass
-from flowrt.sched.topology import Enter, NodeKind, Topology
+from flowrt.sched.topology import NodeKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowrt.sched.topology import Frame
-
-__all__ = ["ALL_DEAD", "Enter", "Next", "NodeKind", "StepMachine", "Topology"]
+    from flowrt.sched.topology import Frame, Topology
 
 ALL_DEAD = -1
 """As `dead`: every output and every control successor."""

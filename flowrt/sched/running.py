@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import DeadTensorError, FlowrtError, ResourceError
-from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP, drawn_as
+from flowrt.kernels.launch import RUN_WORDS, SEED, STEP, drawn_as
 from flowrt.sched.ahead import Ahead
 from flowrt.sched.demand import LARGE
 from flowrt.sched.effects import AT_ONCE, Later, await_arrival, handler_of, line_up, open_and_push, receive
@@ -27,7 +27,7 @@ from flowrt.sched.host.rendezvous import DEAD, Array, Dead, Pushed, Waiter
 from flowrt.sched.host.segments import has_own_slot
 from flowrt.sched.machine import ALL_DEAD, StepMachine
 from flowrt.sched.run_trace import RunTrace
-from flowrt.sched.tape.tape import CANCELLED
+from flowrt.sched.tape.tape import cancel
 from flowrt.sched.units import APART, Action, Unit
 
 if TYPE_CHECKING:
@@ -366,12 +366,8 @@ class StepRun:
                 outputs = await handler_of(node)(self.host, self.context, node, inputs)
         else:
             async with self.host.variables.hold(unit.reads, unit.writes):
-                outputs = await self.executor.finish(unit, inputs, self.words, self._stop)
+                outputs = await self.executor.finish(unit, inputs, self.words, partial(cancel, self.words))
         self._complete(activation, outputs)
-
-    def _stop(self) -> None:
-        """Have this run's tapes stop after their present nodes."""
-        self.words[STATUS] = CANCELLED
 
     def _unit(self, activation: int) -> Unit:
         return self.executor.units[activation % len(self.executor.units)]

@@ -23,8 +23,7 @@ from flowrt.kernels.launch import STATUS, Prepared, check, prepare
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.sched.loops.nesting import whole
 from flowrt.sched.loops.pieces import fed_to, find_pieces, role_of
-from flowrt.sched.loops.structured import STACKING, STRUCTURED, StackedRows, interpret
-from flowrt.sched.parting import PARTING, PartRunner
+from flowrt.sched.loops.structured import PARTING, STACKING, STRUCTURED, StackedRows, interpret
 from flowrt.sched.piecewise import Piecewise
 from flowrt.sched.ready import AT_ONCE, GuessingRunner
 from flowrt.sched.regions.cost import predict
@@ -252,6 +251,36 @@ class StackRunner(GuessingRunner):
             return (inputs[0].stacked(spec, int(inputs[1]), reverse, self._memory.empty),)
         except (ResourceError, SpecError) as error:
             raise type(error)(f"{self.node.where()}: {error}") from error
+
+
+class PartRunner(GuessingRunner):
+    """Computes a node that takes a part of rows, or joins parts: a part is a view of what was dealt out, nothing is
+    computed."""
+
+    def expected_seconds(self, inputs: Sequence[Array]) -> float:
+        """What copying all rows takes; a part is not copied."""
+        return 0.0 if self.node.op == "part_of" else sum(part.nbytes for part in inputs[:-2]) / COPIED_PER_SECOND
+
+    def __call__(self, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
+        """The output; raises `ResourceError` where there is no room for it, `SpecError` for parts that do not fit."""
+        if self.node.op == "part_of":
+            x, starts = inputs
+            part = self.node.attrs["part"]
+            return (x[starts[part] : starts[part + 1]],)
+        *parts, _, order = inputs
+        return (self._joined(parts, len(order)),)
+
+    def _joined(self, parts: Sequence[Array], room: int) -> Array:
+        rows = sum(map(len, parts))
+        if rows > room:
+            raise SpecError(f"{self.node.where()}: {rows} rows of parts do not fit {room}")
+        try:
+            out = self._memory.output((room, *parts[0].shape[1:]), parts[0].dtype)
+        except ResourceError as error:
+            raise ResourceError(f"{self.node.where()}: {error}") from error
+        np.concatenate(parts, out=out[:rows])
+        out[rows:] = 0
+        return out
 
 
 class VariableRunner(GuessingRunner):

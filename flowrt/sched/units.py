@@ -15,11 +15,10 @@ from flowrt.base.errors import GraphError, how_to_bring
 from flowrt.base.traits import is_alias, writes, writes_rows
 from flowrt.kernels.language.table import KERNELS
 from flowrt.op import is_effect
-from flowrt.sched.loops.structured import STACKING, STRUCTURED, grows
-from flowrt.sched.machine import Enter, NodeKind, Topology
-from flowrt.sched.parting import PARTING
+from flowrt.sched.loops.structured import PARTING, STACKING, STRUCTURED, grows
 from flowrt.sched.regions.leading import brought_out, leading_sends, parts_of
 from flowrt.sched.regions.regions import READ, Name, Region, find_regions, resources_of
+from flowrt.sched.topology import Enter, NodeKind, Topology
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode

@@ -5,19 +5,20 @@ The step machine would come by once for the region and once for each result.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowrt.kernels.launch import STATUS, STEP
+from flowrt.kernels.launch import STEP
 from flowrt.sched.host.tracer import now
 from flowrt.sched.run_trace import note_step
 from flowrt.sched.running import own, run_words
 from flowrt.sched.tape.interrupts import Noted, Unbroken
-from flowrt.sched.tape.tape import CANCELLED
+from flowrt.sched.tape.tape import cancel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from flowrt.base.plan import Plan
@@ -42,7 +43,7 @@ class VisitRunner:
         if not variables.try_hold(unit.reads, unit.writes):
             return None
         try:
-            return await self._device.run(self._carry_out, feeds, words, stop=_stopping(words))
+            return await self._device.run(self._carry_out, feeds, words, stop=partial(cancel, words))
         finally:
             variables.release(unit.reads, unit.writes)
 
@@ -54,7 +55,7 @@ class VisitRunner:
                 return None
             try:
                 with Noted(words):
-                    return self._device.call(self._carry_out, feeds, words, stop=_stopping(words))
+                    return self._device.call(self._carry_out, feeds, words, stop=partial(cancel, words))
             finally:
                 variables.release(unit.reads, unit.writes)
 
@@ -68,8 +69,3 @@ class VisitRunner:
         if tracer is not None:
             note_step(tracer, self._plan, began, int(words[STEP]))
         return own(read, feeds, self._host.memory.copy)
-
-
-def _stopping(words: Array) -> Callable[[], None]:
-    """What has a run with these words stop after its present stretch."""
-    return lambda: words.__setitem__(STATUS, CANCELLED)

@@ -38,8 +38,8 @@ from flowrt.ops.structure import Structure, flatten
 from flowrt.passes.prune import placeholders_of
 from flowrt.placement import Rules
 from flowrt.progress import Activity
-from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.sched.host.shielded import EndedAnyway
+from flowrt.sched.running import INLINE_SECONDS
 from flowrt.sched.tape.direct import Numbers
 from flowrt.session.cluster_runner import Comebacks, again_where_lost, open_cluster
 from flowrt.session.feeds import not_fetched

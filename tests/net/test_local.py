@@ -28,9 +28,9 @@ from flowrt.net.stream import shared
 from flowrt.net.stream.local import Local
 from flowrt.net.wire.frames import LentPlace, frame
 from flowrt.net.wire.handshake import name_told_as
-from flowrt.sched.executor import own
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.segments import FIRST, LARGE, PAGE, SEALS, Segments, has_own_slot
+from flowrt.sched.running import own
 from flowrt.sched.units import PAST_CACHES, Action, find_units
 
 pytestmark = pytest.mark.skipif(not Local(Memory()).segments, reason="needs Linux' files in memory")

@@ -15,10 +15,11 @@ import flowrt as fr
 from flowrt.base.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
 from flowrt.base.plan import Plan, PlanFeed, PlanNode
 from flowrt.base.spec import Spec
-from flowrt.sched.executor import Executor, own
+from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host, RunContext
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import DEAD
+from flowrt.sched.running import own
 
 F2 = Spec("float32", (2,))
 CONTEXT = RunContext(("test", 1), 1, 1)
@@ -420,7 +421,7 @@ def test_answers_are_copied_only_where_they_are_shared() -> None:
 
 
 async def test_a_stopped_run_begins_no_kernel() -> None:
-    from flowrt.sched.executor import run_words
+    from flowrt.sched.running import run_words
     from flowrt.sched.single import NodeRunner
     from flowrt.sched.tape.tape import CANCELLED
 

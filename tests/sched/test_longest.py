@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.sched.executor import INLINE_SECONDS
+from flowrt.sched.running import INLINE_SECONDS
 
 
 def bounded(limit: int | None, body: Any = lambda v: v * 0.5 + 1.0) -> Any:

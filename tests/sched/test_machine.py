@@ -9,7 +9,8 @@ import pytest
 from machine_world import DEAD, Draft, Program, Run
 
 from flowrt.base.errors import GraphError, InternalError
-from flowrt.sched.machine import ALL_DEAD, Next, NodeKind, StepMachine, Topology
+from flowrt.sched.machine import ALL_DEAD, Next, StepMachine
+from flowrt.sched.topology import NodeKind, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flowrt.sched.machine import ALL_DEAD, COMPLETED, Enter, Next, NodeKind, StepMachine, Topology
+from flowrt.sched.machine import ALL_DEAD, COMPLETED, Next, StepMachine
+from flowrt.sched.topology import Enter, NodeKind, Topology
 
 if TYPE_CHECKING:
     import random

@@ -12,11 +12,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowrt.base.errors import GraphError, QueueClosedError
 from flowrt.base.valueclass import valueclass
 from flowrt.sched.host.orders import order_of
+from flowrt.sched.host.rendezvous import fail
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
@@ -164,7 +165,7 @@ class Queue:
         if cancel_pending_enqueues:
             while self._puts:
                 put = self._puts.popleft()
-                _fail(put.done, self._closed_error("the pending enqueue was cancelled"))
+                fail(put.done, self._closed_error("the pending enqueue was cancelled"))
                 put.tell_turn()
             self._lined_up.clear()
         self._settle()
@@ -195,7 +196,7 @@ class Queue:
             return True
         if ended:
             self._takes.popleft()
-            _fail(take.done, self._closed_error(f"{have} elements are left, {take.count} were asked for"))
+            fail(take.done, self._closed_error(f"{have} elements are left, {take.count} were asked for"))
             return True
         return False
 
@@ -215,7 +216,7 @@ class Queue:
         try:
             put.elements = put.make()
         except Exception as error:
-            _fail(put.done, error)
+            fail(put.done, error)
         else:
             for element in put.elements:
                 self._elements.add(element)
@@ -228,9 +229,3 @@ class Queue:
 
     def _closed_error(self, what: str) -> QueueClosedError:
         return QueueClosedError(f"queue {self.name!r} is closed: {what}")
-
-
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # seen: who is cancelled at the same moment never looks at it

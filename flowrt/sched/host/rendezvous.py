@@ -329,7 +329,7 @@ class Rendezvous:
         if waiting or step.takers or step.whole is not None:
             ended = why or StepCancelled(f"step {key[1]} has ended")
             for taker in (*waiting, *step.takers.values(), step.whole):
-                _fail(taker, ended)
+                fail(taker, ended)
 
     def close_epoch(self, epoch: str) -> None:
         """End every step of a master that is gone."""
@@ -374,7 +374,8 @@ def _tell(taker: Taker, value: Arrival) -> None:
         taker.set_result(value)
 
 
-def _fail(taker: Taker | None, error: Exception) -> None:
+def fail(taker: Taker | None, error: Exception) -> None:
+    """Tell an error to who waits, if somebody does."""
     if taker is not None and not taker.done():
         taker.set_exception(error)
         taker.exception()  # seen: who is cancelled at the same moment never looks at it

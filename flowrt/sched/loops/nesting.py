@@ -56,10 +56,6 @@ def whole(plan: Plan, device: str) -> Region:
         device=device,
         inputs=tuple(range(len(plan.feeds))),
         outputs=plan.fetches,
-        control=(),
-        reads=(),
-        writes=(),
-        shape_inputs=(),
     )
 
 

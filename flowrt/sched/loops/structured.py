@@ -31,6 +31,8 @@ STRUCTURED = frozenset({LOOP, COND, STATEFUL_LOOP, STATEFUL_COND})
 PURE_STRUCTURED = frozenset({LOOP, COND})
 STACKING = frozenset({"no_rows", "append_row", "append_rows", "stack_rows"})
 """Ops whose values are `StackedRows`, or are made of them."""
+PARTING = frozenset({"part_of", "join_parts"})
+"""Ops that deal rows out to parts and join them again: a step's values decide their sizes."""
 
 
 @dataclass(frozen=True, slots=True)

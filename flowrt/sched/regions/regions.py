@@ -55,10 +55,10 @@ class Region:
     device: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    control: tuple[int, ...]
-    reads: tuple[Name, ...]
-    writes: tuple[Name, ...]
-    shape_inputs: tuple[int, ...]
+    control: tuple[int, ...] = ()
+    reads: tuple[Name, ...] = ()
+    writes: tuple[Name, ...] = ()
+    shape_inputs: tuple[int, ...] = ()
 
     @property
     def variables(self) -> tuple[Name, ...]:

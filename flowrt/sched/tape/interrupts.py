@@ -12,12 +12,12 @@ import _signal  # type: ignore[import-not-found]  # what `signal` makes enumerat
 import signal
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flowrt.kernels.launch import STATUS
 from flowrt.kernels.run.direct import BUSY
 from flowrt.sched.host.lanes import main_thread, this_thread
-from flowrt.sched.tape.tape import CANCELLED
+from flowrt.sched.tape.tape import cancel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,7 +88,7 @@ def present_run(thread: int) -> Callable[[], None] | None:
     """What stops the tape that ``thread`` runs now, after its present node, and no other; None where it runs none."""
     words = _noted.get(thread)
     if words is not None:
-        return lambda: words.__setitem__(STATUS, CANCELLED)
+        return partial(cancel, words)
     for room, known in list(_plans.items()):
         plan = known()
         if plan is not None and plan[BUSY] == thread:

@@ -82,6 +82,11 @@ def _joined(blocks: Sequence[Array]) -> tuple[Array, Array]:
     return words, starts * words.itemsize + address(words)
 
 
+def cancel(words: Array) -> None:
+    """Have the tapes of a run with these words stop after their present nodes. From any thread."""
+    words[STATUS] = CANCELLED
+
+
 def corrected(guess: float, fastest: float) -> float:
     """The better of a guess and the fastest run so far: the smaller, unless every run has overshot the guess by far."""
     return fastest if fastest > max(10 * guess, SURPRISE) else min(guess, fastest)
