@@ -59,7 +59,6 @@ class ClusterRunner:
         self._master = master
         self._compiler = Lanes(1, "compiler")
         self.tracer: Tracer | None = None
-        self.helpers = 0, 0
         self._fresh: set[Registered] = set()  # steps that have not run yet
         self.keepers: list[CopyKeeper] = []
         self._stand_ins: StandIns = {}
@@ -67,11 +66,11 @@ class ClusterRunner:
 
     @property
     def devices(self) -> Sequence[Device]:
-        return self._master.peers.devices
+        return self._master.devices
 
     @property
     def known_devices(self) -> Sequence[Device]:
-        return self._master.peers.known_devices
+        return self._master.known_devices
 
     @property
     def stand_ins(self) -> StandIns:
@@ -83,32 +82,32 @@ class ClusterRunner:
 
     @property
     def lost(self) -> frozenset[str]:
-        return self._master.peers.lost
+        return self._master.lost
 
     @property
     def losses(self) -> Mapping[str, int]:
-        return self._master.peers.losses
+        return self._master.losses
 
     @property
     def births(self) -> Mapping[str, str]:
-        return self._master.peers.births
+        return self._master.births
 
     def why_lost(self, task: str) -> FlowrtError:
-        return self._master.peers.why_lost(task)
+        return self._master.why_lost(task)
 
     def spares(self, tasks: Collection[str]) -> bool:
         return self._spares(tasks, self.devices)
 
     def expect(self, tasks: Iterable[str]) -> None:
-        self._master.peers.expect(tasks)
+        self._master.expect(tasks)
 
     @property
     def suspects(self) -> frozenset[str]:
-        return self._master.peers.suspects
+        return self._master.suspects
 
     @property
     def leaving(self) -> frozenset[str]:
-        return self._master.peers.leaving
+        return self._master.leaving
 
     async def register(self, compiled: Compiled) -> Registered:
         client = compiled.client
@@ -168,6 +167,10 @@ class ClusterRunner:
 
     def way(self, one: str, other: str) -> str:
         return self._master.way(one, other)
+
+    @property
+    def helpers(self) -> tuple[int, int]:
+        return 0, 0
 
     def held_beside(self, registered: Registered | None) -> int:
         return 0
@@ -233,7 +236,7 @@ async def open_cluster(
     master = Master(tasks, token, tls=keys, name=name, spares=spares)
 
     def look(activity: Activity) -> None:
-        absent = master.peers.absent
+        absent = master.absent
         activity.done, activity.left = len(tasks) - len(absent), f"not up yet {', '.join(absent)}"
 
     with Activity("waiting for nodes", len(tasks), look=look):
