@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.plain import shortened
 from flowrt.base.spec import Spec, as_dtype
+from flowrt.data.mapping import check_whole
 from flowrt.data.sources import Array, Batch, Specs, Table
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class ColumnTable(Table):
         self.specs = {name: Spec(self._dtypes[name], (None, *array.shape[1:])) for name, array in columns.items()}
 
     def take(self, rows: Rows, identity: int) -> Batch:
+        for array in self._columns.values():
+            check_whole(array)
         return {name: np.ascontiguousarray(array[rows], self._dtypes[name]) for name, array in self._columns.items()}
 
     def close(self) -> None:
@@ -61,7 +64,7 @@ def chosen(what: str, there: Sequence[str], columns: Sequence[str] | Mapping[str
 
     Raises `GraphError` at the user's line for one that is not.
     """
-    if isinstance(columns, str):
+    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
         raise GraphError(f"{user_site()}: columns is a list of them, [{columns!r}], or {{name: column}}")
     wanted = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns or there}
     if missing := [column for column in wanted.values() if column not in there]:
@@ -71,6 +74,8 @@ def chosen(what: str, there: Sequence[str], columns: Sequence[str] | Mapping[str
 
 def converted(what: str, names: Sequence[str], dtypes: Mapping[str, Any] | None) -> Pairs:
     """The dtypes to convert columns to, as they travel; raises `GraphError` at the user's line for others."""
+    if not isinstance(dtypes, Mapping | None):
+        raise GraphError(f"{user_site()}: {what}: dtypes are given by name, as {{'x': 'float32'}}, not {dtypes!r}")
     if unknown := [name for name in dtypes or {} if name not in names]:
         raise GraphError(f"{user_site()}: {what}: dtypes names {', '.join(map(repr, unknown))}, which is not read")
     try:

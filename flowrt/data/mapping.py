@@ -6,11 +6,15 @@ behind its local header, whose length the header itself says; a compressed one i
 
 from __future__ import annotations
 
+import math
+import os
 import struct
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy_format
+
+from flowrt.base.errors import FeedError
 
 if TYPE_CHECKING:
     from zipfile import ZipFile
@@ -59,7 +63,7 @@ def _archive(path: str) -> ZipFile:
     try:
         return ZipFile(path)
     except BadZipFile as error:
-        raise ValueError(f"{path} is no npz file: {error}") from error
+        raise ValueError(f"{path} is no npz file, or not whole: {error}") from error
 
 
 def _mapped(path: str, file: IO[bytes]) -> Array:
@@ -74,4 +78,20 @@ def _mapped(path: str, file: IO[bytes]) -> Array:
     order: Any = "F" if fortran else "C"
     if 0 in shape:
         return np.empty(shape, dtype, order)  # nothing can be mapped of it
+    needs, has = file.tell() + math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size
+    if has < needs:
+        raise ValueError(f"{path} was cut short: it has {has} bytes, and its array ends at byte {needs}")
     return np.memmap(path, dtype, "r", file.tell(), shape, order).view(np.ndarray)
+
+
+def check_whole(array: Array) -> None:
+    """Raise `FeedError` where ``array`` is mapped from a file that was cut short since: who reads on is killed."""
+    mapped = array.base
+    if not isinstance(mapped, np.memmap):
+        return
+    needs, has = mapped.offset + mapped.nbytes, mapped._mmap.size()  # type: ignore[attr-defined]
+    if has < needs:
+        raise FeedError(
+            f"{mapped.filename} has {has} bytes, and had {needs} at least when it was opened: write another file, and "
+            "rename it, rather than write it anew while it is read"
+        )

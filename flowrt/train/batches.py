@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import repeat
+from math import inf
 from operator import sub
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,6 +26,8 @@ Values: TypeAlias = "tuple[np.ndarray[Any, Any], ...]"
 TOGETHER = 6  # batches that one message brings to a replica, where they are small
 EARLIER = 2  # so many batches before a replica would wait for one, it is sent what there is, complete or not
 LONG = 1e-3  # seconds of drawing, after which what nobody lacks yet is left for the next time
+LACKED = 64  # batches that are given without a pause, however many more are asked for ahead
+LOOKED_AT = 8  # batches of a source by which it is known whether it writes them where others were
 SMALL, FEW = 60 << 10, 96  # bytes, and arrays, that these have at most: they are received in one go
 
 
@@ -38,6 +42,7 @@ class Batches:
         self._coming: AsyncIterator[Mapping[str, Any]] | None = None
         self._there: Iterator[Mapping[str, Any]] = iter(())
         self.waits = isinstance(source, AsyncIterable)  # for the next batch, which is to be awaited
+        self.own = Lasting(0 if isinstance(source, (list, tuple, repeat)) else LOOKED_AT).own
         if isinstance(source, AsyncIterable):
             self._coming = aiter(source)
         else:
@@ -64,6 +69,29 @@ class Batches:
             return None
         check_names(batch, self._names, "a batch")
         return batch
+
+
+class Lasting:
+    """Has batches last though their source should write others in their place: then each is copied.
+
+    So are the first, ``left`` of them; if these were all somewhere else, no more are. They are kept until that is
+    known, lest memory that was given back is taken for the source's.
+    """
+
+    def __init__(self, left: float) -> None:
+        self._left = left  # that are looked at yet; no end of them once one was where another had been
+        self._places: dict[int, np.ndarray[Any, Any]] = {}
+
+    def own(self, values: Values) -> Values:
+        """The values of a batch, which are its own from now on."""
+        if not self._left:
+            return values
+        if self._left < inf:
+            places = {value.__array_interface__["data"][0]: value for value in values if value.flags.writeable}
+            again = not self._places.keys().isdisjoint(places)
+            self._left = inf if again else self._left - 1
+            self._places = {} if again or not self._left else {**self._places, **places}
+        return tuple([value.copy() if value.flags.writeable else value for value in values])
 
 
 class Supply:
@@ -190,7 +218,7 @@ class Supply:
                     self._drawing = self._drawing or asyncio.ensure_future(self._draw())
                     return False
                 began = time.perf_counter()
-                if began > until and not handing.lacks(self._depth):
+                if began > until and not handing.lacks(min(self._depth, LACKED)):
                     break
                 try:
                     batch = self._source.next()
@@ -235,9 +263,8 @@ class Supply:
 
     def _put_in(self, replica: int, identity: int, batch: Mapping[str, Any]) -> None:
         copy = self._copy
-        self._values[identity] = tuple(
-            [as_feed(tensor, batch[name], copy) for name, tensor in self._inputs[replica].items()]
-        )
+        values = tuple([as_feed(tensor, batch[name], copy) for name, tensor in self._inputs[replica].items()])
+        self._values[identity] = self._source.own(values)
 
     def _hand_drawn(self) -> tuple[int, int] | None:
         """Hand out what is drawn, and send what is enough to go together; answers what is due and not drawn yet."""

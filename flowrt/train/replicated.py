@@ -6,7 +6,8 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mappin
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from flowrt.base.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, path_of, user_site
+from flowrt.base.locating import checked_function, fitting
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief
 from flowrt.data import Source
@@ -77,7 +78,8 @@ class Replicated(Trainer):
         ``fn`` takes ``{name: Tensor}``, answers any nesting of tensors, and asks for its variables as ``loss_fn`` does;
         it may stop early. It runs beside the variables, so it works whatever becomes of the replicas.
         """
-        label = self.graph.unique_name(name or f"{self.name}/{getattr(fn, '__name__', 'shared').strip('<>')}")
+        called = getattr(checked_function(fn, "what a trainer shares"), "__name__", "shared").strip("<>")
+        label = self.graph.unique_name(name or f"{self.name}/{called}")
         with building(self.graph), name_scope(label.removeprefix(current_scope().prefix)), device(self._servers[0]):
             source = LaterCopy(self._shared, f"the shared function {label!r}", current_scope().prefix)
             given: dict[str, Tensor] = {
@@ -87,7 +89,7 @@ class Replicated(Trainer):
                 outputs = fn(Inputs(given))
         return Predictor(given, outputs)
 
-    @brief
+    @fitting
     def steps(
         self,
         session: Session,
@@ -100,7 +102,8 @@ class Replicated(Trainer):
         """Train until ``batches`` are used up; one report per step.
 
         ``batches`` yields ``{name: array}``, one for each replica and step; they are drawn, and sent to the replicas,
-        ``ahead`` + 3 for each at most before they are used: an array that was given is not to be written to again. Of a
+        ``ahead`` + 3 for each at most before they are used. An iterator may write batches into the memory of others
+        before, if it does so within its first 8: then each is copied. Else what was given is not to be written to. Of a
         source of `flowrt.data` only identities are sent, and replicas read what they name themselves. Training goes on
         from the version that the variables are at. They move when a report is asked for, and ``ahead`` steps beyond it:
         with 0 they are in the loop's body at exactly ``report.step``, while the replicas already compute the next
@@ -137,7 +140,7 @@ class Replicated(Trainer):
         else:
             check_iterable(batches, "trainer.steps")
         opened = self._own(session, "trainer.steps")
-        name = ""
+        ledger, name = None if ledger is None else path_of(ledger, "a ledger"), ""
         if detached:
             from flowrt.train.detached import name_of_detached  # which others need not import
 
@@ -153,7 +156,7 @@ class Replicated(Trainer):
 
         return await stop(self, self._own(session, "trainer.stop"))
 
-    @brief
+    @fitting
     def replay(
         self,
         session: Session,

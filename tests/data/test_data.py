@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,19 @@ def test_members_of_an_npz_are_mapped_where_they_lie(tmp_path: Path) -> None:
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base
     assert isinstance(base, np.memmap)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("npz", "some.npz"), ("npy", "images.npy")])
+def test_a_file_that_is_cut_short_is_told_before_and_while_it_is_read(kind: str, name: str, tmp_path: Path) -> None:
+    source, path = in_file(kind, tmp_path, shuffle=False), tmp_path / name
+    with source.open() as reading:
+        whole = reading.batch(0)
+        os.truncate(path, 200)
+        with pytest.raises(fr.FeedError, match=rf"{name} has 200 bytes, and had \d+ at least when it was opened"):
+            reading.batch(0)
+    with pytest.raises(ValueError, match=rf"{name} (was cut short: it has 200 bytes|is no npz file, or not whole)"):
+        source.open()
+    assert np.array_equal(whole["images"], IMAGES[:8])
 
 
 def test_a_source_that_is_read_leaves_no_file_open(tmp_path: Path) -> None:

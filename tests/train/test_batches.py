@@ -13,7 +13,7 @@ import pytest
 
 from flowrt.base.spec import Spec
 from flowrt.train import batches
-from flowrt.train.batches import EARLIER, LONG, TOGETHER, Batches, Supply
+from flowrt.train.batches import EARLIER, LACKED, LONG, LOOKED_AT, TOGETHER, Batches, Supply
 
 DEPTH = 3
 
@@ -21,12 +21,12 @@ DEPTH = 3
 class Handing:
     """A supply whose batches are their numbers, repeated ``size`` times; ``sent`` is (replica, number, batches)."""
 
-    def __init__(self, numbers: Iterable[int], replicas: int = 2, size: int = 1) -> None:
+    def __init__(self, numbers: Iterable[int], replicas: int = 2, size: int = 1, depth: int = DEPTH) -> None:
         self.sent: list[tuple[int, int, list[int]]] = []
         self.drawn = 0
         tensor: Any = SimpleNamespace(spec=Spec("float32", (size,)))
         source = Batches(self._drawn(numbers, size), ["x"])
-        self.supply = Supply(source, [{"x": tensor}] * replicas, DEPTH, self._give, np.ascontiguousarray)
+        self.supply = Supply(source, [{"x": tensor}] * replicas, depth, self._give, np.ascontiguousarray)
         self.supply.begin(lambda: None)
 
     def _drawn(self, numbers: Iterable[int], size: int) -> Iterable[dict[str, Any]]:
@@ -132,6 +132,49 @@ def test_all_messages_are_full_where_somebody_fills_as_long_as_there_is_more(mon
             assert all(handing.has(replica) >= step + DEPTH for replica in range(32))
         assert handing.supply.given == [step + DEPTH + EARLIER + TOGETHER - 1] * 32
     assert {len(sent) for _, _, sent in handing.sent[32 * DEPTH :]} == {TOGETHER}
+
+
+def test_of_many_batches_ahead_no_more_than_some_are_drawn_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches.time, "perf_counter", itertools.count(step=LONG).__next__)
+    handing = Handing(itertools.count(), depth=10**6)
+    assert handing.supply.fill()
+    assert 2 * LACKED <= handing.drawn < 3 * LACKED
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 5])
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_source_may_write_a_batch_where_an_earlier_one_was(buffers: int, parts: bool) -> None:
+    whole = np.empty((buffers, 1), np.float32)
+    kept = [whole[n] if parts else np.empty(1, np.float32) for n in range(buffers)]
+
+    def drawn() -> Iterable[dict[str, Any]]:
+        for number in range(90):
+            kept[number % buffers][:] = number
+            yield {"x": kept[number % buffers]}
+
+    handing, given = Handing(()), list[Any]()
+    handing.supply._source = Batches(drawn(), ["x"])
+    handing.supply._give = lambda replica, number, identities, batches: given.extend(batches)
+    for step in range(30):
+        handing.step(step)
+    assert len(given) > 60
+    assert sorted(int(values[0][0]) for values in given) == list(range(len(given)))
+
+
+def test_what_is_new_each_time_is_not_copied_for_long() -> None:
+    handing, made, given = Handing(()), list[Any](), list[Any]()
+
+    def drawn() -> Iterable[dict[str, Any]]:
+        while True:
+            made.append(np.zeros(1, np.float32))
+            yield {"x": made[-1]}
+
+    handing.supply._source = Batches(drawn(), ["x"])
+    handing.supply._give = lambda replica, number, identities, batches: given.extend(v for (v,) in batches)
+    for step in range(9):
+        handing.step(step)
+    ours = {id(array) for array in made}
+    assert len(given) - sum(id(array) in ours for array in given) == LOOKED_AT
 
 
 def test_of_a_slow_source_whoever_lacks_some_is_handed_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
