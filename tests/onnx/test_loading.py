@@ -381,12 +381,13 @@ def test_an_attribute_that_the_operator_has_not_is_refused() -> None:
         (helper.make_node("Transpose", ["x"], ["y"], perm=[0, 7]), "do not order"),
         (helper.make_node("Softmax", ["x"], ["y"], axis=5), "axis 5 is none of 2 axes"),
         (helper.make_node("Add", ["x", "z"], ["y"]), "nothing makes its input 'z'"),
+        (helper.make_node("TopK", ["x", "k"], ["y", "i"]), "k is one integer from 0 up, not -1"),
     ],
     ids=lambda value: getattr(value, "op_type", ""),
 )
 def test_a_node_that_is_not_what_its_operator_takes_is_refused(node: Any, why: str) -> None:
     with pytest.raises(fr.GraphError, match=why):
-        fr.onnx.load(model_of([node], {"x": ("float32", (2, 3))}, ["y"]))
+        fr.onnx.load(model_of([node], {"x": ("float32", (2, 3))}, ["y"], {"k": np.int64([-1])}))
 
 
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])

@@ -299,6 +299,13 @@ def test_an_input_that_is_an_output_is_written() -> None:
     np.testing.assert_array_equal(found, [[1, 2], [1, 2]])
 
 
+def test_what_is_repeated_no_times_is_nothing_to_the_runtime() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (2, 3))
+    model = model_of(SimpleNamespace(graph=graph, inputs={"x": x}, outputs={"y": fr.tile(x, (1, 0))}), {})
+    assert judged(model, {"x": normal(2, 3)})[0].shape == (2, 0)
+
+
 def test_a_part_is_put_in_its_place() -> None:
     with fr.Graph() as graph:
         x = fr.placeholder("float32", (2, 3))

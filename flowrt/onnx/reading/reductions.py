@@ -117,8 +117,8 @@ def _part(x: Any, key: tuple[Any, ...]) -> Any:
 def top_k(call: NodeCall) -> Any:
     given = known(call[1])
     count = None if given is None else [int(n) for n in given.reshape(-1)]
-    if count is not None and len(count) != 1:
-        raise Unreadable("k is one integer")
+    if count is not None and (len(count) != 1 or count[0] < 0):
+        raise Unreadable(f"k is one integer from 0 up, not {', '.join(map(str, count)) or 'none'}")
     axis, rank = call.axis(), call.rank(0)
     order = [*(i for i in range(rank) if i != axis), axis]
     back = tuple(int(n) for n in np.argsort(order))
