@@ -11,6 +11,7 @@ A `Kind` finds and opens them, a `Driver` is one: its memory, its copies and its
 
 from collections.abc import Mapping
 
+from flowrt.base.errors import GraphError, user_site
 from flowrt.kernels.language.twin import cuda
 from flowrt.sched.devices.driver import Driver, Kernel, Kind
 from flowrt.sched.devices.kinds import register
@@ -34,5 +35,7 @@ __all__ = [
 
 def memory(session: Session | BlockingSession) -> Mapping[str, MemoryStatistics]:
     """By device of an in-process session, in bytes: what is held now, at most so far (``peak``), and the ``limit``."""
-    inner = session if isinstance(session, Session) else session._session
+    inner = session._session if isinstance(session, BlockingSession) else session
+    if not isinstance(inner, Session):
+        raise GraphError(f"{user_site()}: fr.devices.memory takes a session, not {session!r}")
     return inner._open().memory()

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flowrt.base.errors import FeedError, GraphError
+from flowrt.base.errors import FeedError, GraphError, user_site
 from flowrt.graph import Node, Tensor
 from flowrt.ops.custom_gradient import with_gradient
 from flowrt.ops.flow import identity
@@ -29,7 +29,7 @@ def prune(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feed
     _check_family(graph, fetches, targets, feeds)
     fed = {tensor: (FED, position) for position, tensor in enumerate(feeds)}
     if len(fed) < len(feeds):
-        raise GraphError("a tensor is fed twice; give it one value")
+        raise GraphError(f"{user_site()}: a tensor is fed twice; give it one value")
     needed = _needed([t.op for t in fetches if t not in fed] + list(targets), fed)
     specs = tuple(tensor.spec.without_value() for tensor in feeds)
     nodes = _cut_out([graph.nodes[index] for index in sorted(needed)], fed, specs)

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.device import CLIENT, Device
-from flowrt.base.errors import FlowrtError, GraphError, InternalError, LinkBroken, NodeLost, RemoteError, user_site
+from flowrt.base.errors import (
+    FlowrtError,
+    GraphError,
+    InternalError,
+    LinkBroken,
+    NodeLost,
+    RemoteError,
+    path_of,
+    user_site,
+)
 from flowrt.passes.needs import can_do_without
 from flowrt.placement import Auto
 from flowrt.progress import Activity
@@ -21,6 +30,7 @@ from flowrt.sched.host.lanes import Lanes
 from flowrt.sched.host.tracer import now
 from flowrt.sched.runs.tracing import note_moved
 from flowrt.sched.warming import warm
+from flowrt.session.options import check_for_cluster
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -229,6 +239,7 @@ async def open_cluster(
     spec = getattr(cluster, "spec", cluster)
     if not hasattr(spec, "tasks"):
         raise GraphError(f"{user_site()}: a session's cluster is an fr.ClusterSpec or fr.LocalCluster, not {cluster!r}")
+    check_for_cluster(options)
     tasks = spec.tasks()
     asked = () if rules is None else tuple(tasks) if isinstance(rules, Auto) else tuple(rules.devices.values())
     token, keys = _secrets(cluster, tls)
@@ -345,6 +356,6 @@ def _secrets(cluster: Any, tls: str | os.PathLike[str] | None) -> tuple[str, Key
     from flowrt.net.door.tls import TOKEN, Keys
     from flowrt.net.door.tokens import load_token
 
-    keys = Keys(folder)
+    keys = Keys(path_of(folder, "a folder of keys"))
     named = hasattr(cluster, "spec") or cluster.token_file or os.environ.get("FLOWRT_TOKEN_FILE")
     return (cluster.token if named or not (keys.folder / TOKEN).exists() else load_token(keys.folder / TOKEN)), keys

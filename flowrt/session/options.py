@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from numbers import Integral, Real
+
+import numpy as np
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.locating import Fitting
@@ -40,18 +43,29 @@ class Options(Fitting):
     soft_placement: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("optimize", "tapes", "soft_placement"):
+            _check(name, isinstance(getattr(self, name), (bool, np.bool_)), "True or False", self)
         _check("threads", self.threads is None or is_at_least(1, self.threads, Integral), "an integer from 1 up", self)
-        _check("transfer_budget", is_at_least(1, self.transfer_budget, Real), "a number of bytes", self)
-        limit = self.memory_limit
-        _check("memory_limit", limit is None or is_at_least(0, limit, Real), "a number of bytes", self)
-        limit = self.device_memory_limit
-        _check("device_memory_limit", limit is None or is_at_least(0, limit, Real), "a number of bytes", self)
+        for name, optional in (("transfer_budget", False), ("memory_limit", True), ("device_memory_limit", True)):
+            limit = getattr(self, name)
+            fits = (optional and limit is None) or (is_at_least(1, limit, Real) and (limit == inf or limit % 1 == 0))
+            _check(name, fits, "a number of bytes, from 1 up", self)
         try:
             names = None if self.devices is None else check_names(self.devices)
         except (GraphError, TypeError) as error:
             raise GraphError(f"{user_site()}: Options: devices: {error}") from None
         object.__setattr__(self, "devices", names)
         _check("seed", self.seed is None or isinstance(self.seed, Integral), "an integer", self)
+
+
+def check_for_cluster(options: Options) -> None:
+    """Raise `GraphError` for what a session on a cluster cannot choose, as its nodes are told that when they start."""
+    for name in ("devices", "device_memory_limit"):
+        if (given := getattr(options, name)) is not None:
+            raise GraphError(
+                f"{user_site()}: Options({name}={given!r}) is for a session in this process; nodes of a cluster have "
+                "devices of their own: start workers with --devices, as fr.LocalCluster(devices=...) does"
+            )
 
 
 def is_at_least(least: int, value: object, kind: type) -> bool:

@@ -320,6 +320,24 @@ def test_names_that_are_none_are_refused(names: Any, why: str) -> None:
         fr.Options(devices=names)
 
 
+@pytest.mark.parametrize("given", [{"devices": "cuda"}, {"device_memory_limit": 1e9}])
+async def test_devices_of_a_session_on_a_cluster_are_its_nodes_own(given: Any) -> None:
+    with fr.Graph() as graph:
+        fr.constant(1.0)
+    cluster = fr.ClusterSpec({"worker": ["127.0.0.1:7001"]})
+    with pytest.raises(fr.GraphError, match=rf"test_devices.py:\d+: Options\({next(iter(given))}=.*with --devices"):
+        async with fr.Session(graph, cluster, options=fr.Options(**given)):
+            pass
+
+
+@pytest.mark.parametrize("limit", [0, 1.5, float("nan"), "1", True])
+@pytest.mark.parametrize("name", ["transfer_budget", "memory_limit", "device_memory_limit"])
+def test_a_limit_is_a_whole_number_of_bytes_and_some(name: str, limit: Any) -> None:
+    with pytest.raises(fr.GraphError, match=f"Options: {name} is a number of bytes, from 1 up, got {limit!r}"):
+        fr.Options(**{name: limit})
+    fr.Options(**{name: 1e9})
+
+
 async def test_a_kind_that_nobody_registered_is_refused() -> None:
     with fr.Graph() as graph:
         fr.constant(1.0)
