@@ -18,6 +18,7 @@ import numpy as np
 
 from flowrt.base.collection import held_back
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.locating import fitting
 from flowrt.base.plain import as_dtype_of
 from flowrt.base.plan import Plan, resources_in
 from flowrt.base.spec import is_float
@@ -44,6 +45,7 @@ Name: TypeAlias = "tuple[str, str]"  # a variable's container and name
 
 @brief
 @held_back()
+@fitting
 def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
     """The derivatives of the sum of ``ys`` with respect to each of ``xs``.
 

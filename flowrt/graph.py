@@ -18,7 +18,7 @@ import numpy as np
 from flowrt.base.attributes import Attr, as_attr
 from flowrt.base.device import ANYWHERE, Device, HeldTwice, SomeOf
 from flowrt.base.errors import GraphError, GraphFinalizedError, PlacementError, Site, SpecError, user_site
-from flowrt.base.locating import fitting
+from flowrt.base.locating import checked_name, checked_seed, fitting
 from flowrt.base.plan import resources_in
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
@@ -217,7 +217,7 @@ class Graph:
 
     @fitting
     def __init__(self, seed: int | None = None) -> None:
-        self.seed, self.finalized = seed, False
+        self.seed, self.finalized = checked_seed(seed), False
         self.nodes: list[Node] = []
         self._by_name: dict[str, Node] = {}  # those that were there when one was last asked for
         self.derived: dict[Any, Any] = {}  # what passes find out once it is finalized, for all steps
@@ -345,14 +345,14 @@ class Graph:
 
     def unique_name(self, name: str) -> str:
         """``name`` under the scope's prefix, numbered if it is taken."""
-        return _numbered(self._names, _scope.get().prefix + name)
+        return _numbered(self._names, _scope.get().prefix + checked_name(name))
 
     def claim_name(self, name: str | None, kind: str) -> str:
         """The name of a variable, queue or trainer under the scope's prefix, unique among those.
 
         Without ``name``, or where that was given before, it hangs on what was built before: `is_counted`.
         """
-        asked = _scope.get().prefix + (name or kind)
+        asked = _scope.get().prefix + checked_name(name or kind)
         claimed = _numbered(self._claimed, asked)
         if not name or claimed != asked:
             self._counted |= {asked, claimed}
@@ -487,7 +487,7 @@ def control_dependencies(values: Sequence[Any] | None) -> Iterator[None]:
 @contextmanager
 def container(name: str) -> Iterator[None]:
     """Keep the variables and queues created inside in the container ``name`` of their nodes."""
-    with scoped(replace(_scope.get(), container=name)):
+    with scoped(replace(_scope.get(), container=checked_name(name))):
         yield
 
 

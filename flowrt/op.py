@@ -19,7 +19,7 @@ import numpy as np
 from flowrt.base.alike import RECALL, in_order, likeness, met, of_arrays, roles_of
 from flowrt.base.attributes import as_attr
 from flowrt.base.errors import GraphError, ResourceError, SpecError, how_to_bring, user_site
-from flowrt.base.locating import located, misfit
+from flowrt.base.locating import checked_function, located, misfit
 from flowrt.base.parameters import SIZES, as_called, parameters_of, size_positions
 from flowrt.base.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.base.spec import NAMES, Spec, as_dtype
@@ -432,6 +432,7 @@ def register(
     """
 
     def enter(fn: Callable[..., Any]) -> Op:
+        checked_function(fn, "what op makes an op of")
         about: Any = {"promote": promote, "stateful": stateful, "effect": effect, "name": name, "core": core}
         made = Op(fn, widens=widens, gradient=gradient, **about, **stated)
         if made.name in REGISTRY and REGISTRY[made.name].__module__ != made.__module__:
@@ -444,6 +445,8 @@ def register(
 
 def no_gradient(op: AnOp) -> AnOp:
     """Decorator: no derivative flows through ``op``."""
+    if not isinstance(op, Op):
+        raise GraphError(f"{user_site()}: no_gradient is for ops, not {op!r}; put it above @fr.op")
     op.differentiable = False
     return op
 

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.locating import fitting
 from flowrt.base.plain import shortened
-from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.delays import Delay, Link, parse
 from flowrt.delays.parquet import as_table
@@ -59,7 +59,7 @@ class Simulation:
         return float(clock[step] if step < len(total) else clock[-1] * worth / total[-1])
 
 
-@brief
+@fitting
 def simulate(
     policy: Policy,
     delays: Delays,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Signature, signature
+from numbers import Integral
 from typing import Any, Self, TypeVar, cast
 
-from flowrt.base.errors import FlowrtError, ResourceError, SpecError, user_site
+from flowrt.base.errors import FlowrtError, GraphError, ResourceError, SpecError, user_site
 from flowrt.base.familiar import keyword_hint
 from flowrt.base.parameters import as_called
 from flowrt.base.tracebacks import brief, is_of_ours
@@ -132,3 +133,24 @@ def located_error(what: str, error: SpecError) -> SpecError:
     found = SpecError(f"{what} ({user_site()}): {error}")
     found.located = True
     return found
+
+
+def checked_name(name: Any) -> str:
+    """``name`` as it is; raises `GraphError` for what is no text."""
+    if not isinstance(name, str):
+        raise GraphError(f"{user_site()}: a name is a text, as name='hidden', not {name!r:.80}")
+    return name
+
+
+def checked_function(function: Any, what: str) -> Any:
+    """``function`` as it is; raises `GraphError` where ``what`` it is to be cannot be called."""
+    if not callable(function):
+        raise GraphError(f"{user_site()}: {what} is a function, not {function!r:.80}")
+    return function
+
+
+def checked_seed(seed: Any) -> int | None:
+    """``seed`` as an integer, or None; raises `GraphError` for anything else."""
+    if seed is None or isinstance(seed, Integral):
+        return None if seed is None else int(seed)
+    raise GraphError(f"{user_site()}: a seed is an integer, or None, not {seed!r:.80}")

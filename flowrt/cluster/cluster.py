@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from flowrt.base.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError, path_of
-from flowrt.base.locating import fitting
+from flowrt.base.locating import checked_function, fitting
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, unmark
 from flowrt.cluster.environment import find
@@ -31,6 +31,7 @@ from flowrt.cluster.node_process import close_stdin, environment, keys_folder, r
 from flowrt.cluster.tasks import (
     check_is_among,
     check_job,
+    check_numbers,
     checked_delays,
     checked_devices,
     checked_imports,
@@ -72,7 +73,7 @@ class ClusterSpec:
 
     def __init__(self, jobs: Mapping[str, Sequence[str]], token_file: str | None = None) -> None:
         object.__setattr__(self, "jobs", _checked(jobs))
-        object.__setattr__(self, "token_file", token_file)
+        object.__setattr__(self, "token_file", None if token_file is None else path_of(token_file, "a token file"))
         object.__setattr__(self, "task", None)
         object.__setattr__(self, "said", "")
 
@@ -264,11 +265,12 @@ class LocalCluster(AsyncOnly):
         self._delays = checked_delays(delays, self._tasks)
         self._imports = checked_imports(imports)
         self._devices = checked_devices(devices, self._tasks)
+        check_numbers(threads=threads, startup=startup, grace=grace)
+        self._warm = None if warm is None else checked_function(warm, "warm")
         self._threads = threads or max(1, usable_cores() // len(self._tasks))
-        self._warm, self._log_level = warm, log_level
-        self._startup, self._grace = startup, grace
+        self._log_level, self._startup, self._grace = log_level, startup, grace
         self._restart = restart
-        self._tls = tls
+        self._tls = tls if isinstance(tls, bool) else path_of(tls, "a folder of keys")
         self._keys = ExitStack()  # what holds keys that were made here
         self.tls: str | None = None  # the folder of the keys
         self._keeping: dict[str, asyncio.Task[None]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.familiar import argument_meant
@@ -21,7 +21,7 @@ _JOB = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 def check_job(job: str) -> None:
     """Raise `GraphError` for what cannot name a job."""
-    if not _JOB.fullmatch(job) or job == "client":
+    if not isinstance(job, str) or not _JOB.fullmatch(job) or job == "client":
         raise GraphError(f"{job!r} cannot name a job: letters, digits and _, but not client, which is the session's")
 
 
@@ -79,12 +79,23 @@ def checked_devices(devices: Devices, tasks: Sequence[str]) -> dict[str, tuple[s
         raise GraphError(f"{user_site()}: devices are given for {task}, which is not in the cluster")
     try:
         return {task: check_names(asked) for task, asked in by_task.items()}
-    except GraphError as error:
+    except (GraphError, TypeError) as error:
         raise GraphError(f"{user_site()}: {error}") from None
 
 
 def checked_imports(imports: Sequence[str]) -> tuple[str, ...]:
     """The names of modules. Raises `GraphError` for what is none."""
-    if isinstance(imports, str) or not all(isinstance(module, str) and module for module in imports):
+    if (
+        isinstance(imports, str)
+        or not isinstance(imports, Iterable)
+        or not all(isinstance(module, str) and module for module in imports)
+    ):
         raise GraphError(f"{user_site()}: imports names modules, as in imports=['majority'], not {imports!r}")
     return tuple(imports)
+
+
+def check_numbers(**numbers: Any) -> None:
+    """Raise `GraphError` for what is no number from 0 up; None is the default's."""
+    for name, number in numbers.items():
+        if number is not None and not (isinstance(number, (int, float)) and number >= 0):
+            raise GraphError(f"{user_site()}: {name} is a number from 0 up, not {number!r}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.errors import GraphError, SpecError, user_site
+from flowrt.base.errors import GraphError, SpecError, path_of, user_site
 from flowrt.base.plain import unmasked
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
@@ -141,7 +141,7 @@ def npz(
 
     Raises `GraphError` as `arrays` does, and for a file that cannot be read or a member that it does not have.
     """
-    place = os.path.abspath(path)
+    place = os.path.abspath(path_of(path, "an npz file"))
     what = f"npz {place}"
     members = chosen(what, read(what, lambda: members_of(place)), columns)
     found = read(what, lambda: {name: map_member(place, member) for name, member in members.items()})
@@ -165,7 +165,7 @@ def npy(
     """
     if not isinstance(paths, Mapping):
         raise GraphError(f"{user_site()}: npy takes {{name: path}}, not {paths!r}")
-    places = {name: os.path.abspath(path) for name, path in paths.items()}
+    places = {name: os.path.abspath(path_of(path, "an npy file")) for name, path in paths.items()}
     what = f"npy {', '.join(places.values())}"
     found = read(what, lambda: {name: map_npy(place) for name, place in places.items()})
     return Npy(tuple(places.items()), *_checked(what, found, dtypes, batch, shuffle, seed, epochs, remainder))

@@ -121,6 +121,8 @@ def function(
         if not isinstance(value, PLAIN):
             raise GraphError(f"{user_site()}: {key}={shortened(value)}: settings of {name} are numbers, texts or bytes")
     what = f"the source {name}"
+    if not isinstance(specs, Mapping | None):
+        raise GraphError(f"{user_site()}: {what}: specs are given by name, as {{'x': fr.Spec(...)}}, not {specs!r}")
     order = checked_order(what, rows, batch, shuffle, seed, epochs, remainder)
     return FunctionSource(name, tuple(settings.items()), tuple((specs or {}).items()), order)
 

@@ -58,6 +58,8 @@ class BatchOrder:
 
     def rows_of(self, identity: int) -> Rows:
         """The rows of a batch, in order. Raises `IndexError` beyond the last one."""
+        if not isinstance(identity, Integral):
+            raise GraphError(f"{user_site()}: a batch is told by its number, from 0 on, not {identity!r}")
         if identity < 0 or (self.total is not None and identity >= self.total):
             raise IndexError(f"batches are 0 to {self.total - 1 if self.total else '…'}, not {identity}")
         if self.rows is None or self.per_epoch is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.base.errors import FeedError, GraphError, user_site
+from flowrt.base.errors import FeedError, GraphError, path_of, user_site
 from flowrt.base.spec import Spec
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
@@ -107,10 +107,10 @@ def parquet(
 
     Raises `GraphError` as `arrays` does, for a file that cannot be read, and where pyarrow is missing.
     """
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    given = list(paths) if isinstance(paths, (list, tuple)) else [paths]
     if not given:
         raise GraphError(f"{user_site()}: parquet takes a path or several, not none")
-    files = tuple(os.path.abspath(path) for path in given)
+    files = tuple(os.path.abspath(path_of(path, "a parquet file")) for path in given)
     what = f"parquet {_named(files)}"
     _pyarrow()
     places = read(what, lambda: _places(files))

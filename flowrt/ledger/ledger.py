@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrt.base.errors import LedgerError
+from flowrt.base.errors import LedgerError, path_of
 from flowrt.base.locating import fitting
 from flowrt.base.valueclass import valueclass
 from flowrt.ledger.account import OUTCOMES, Account, BatchState
@@ -73,7 +73,7 @@ class Ledger:
 
     @fitting
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(path_of(path, "a ledger"))
         self.versions: list[Version] = []
         self._account = Account()
         self._compression = ""  # of the run that began last, as are the others

@@ -12,7 +12,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from flowrt.base.errors import GraphError, SpecError, user_site
-from flowrt.base.locating import fitting
+from flowrt.base.locating import checked_function, fitting
 from flowrt.base.plan import Plan
 from flowrt.base.spec import is_float
 from flowrt.base.traits import Arranged
@@ -101,7 +101,7 @@ def custom_gradient(function: Callable[P, Any]) -> Callable[P, Any]:
     Raises `GraphError` where the function answers anything else, its rule another number of gradients or one that does
     not fit, where the rule has effects, and where a gradient would get lost on the way to what is no argument.
     """
-    name = getattr(function, "__name__", "function")
+    name = getattr(checked_function(function, "what custom_gradient decorates"), "__name__", "function")
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from flowrt.base.errors import GraphError, SpecError, user_site
-from flowrt.base.locating import fitting, located
+from flowrt.base.locating import fitting, located, located_error
 from flowrt.base.plain import common_dtype
 from flowrt.base.spec import Spec, as_shape, spec_of
 from flowrt.base.tracebacks import brief
@@ -69,6 +69,7 @@ def cond(pred: Operand, true_fn: Callable[[], Any], false_fn: Callable[[], Any],
     graph around them is captured. Branches that answer an operation, or None, make an operation. On plain arrays
     outside a graph the choice is made at once.
     """
+    _check_functions("cond", true_fn=true_fn, false_fn=false_fn)
     decides = as_value(pred)
     graph = _graph_of([decides])
     if graph is None:
@@ -113,6 +114,7 @@ def case(
     if not pairs:
         raise SpecError("give at least one pair of a bool scalar and a function")
     (pred, function), rest = pairs[0], pairs[1:]
+    _check_functions("case", function=function, default=default or function)
     if not rest:
         return function() if default is None else cond(pred, function, default, name=name)
     return cond(pred, function, lambda: case(rest, default, name=name), name=name)
@@ -137,6 +139,7 @@ def while_loop(
     it is a number, gradients need no growing memory. ``parallel_iterations`` bounds how many the step machine may
     have under way, where the body has effects. On plain arrays outside a graph the loop runs at once.
     """
+    _check_functions("while_loop", cond_fn=cond_fn, body_fn=body_fn)
     form, first = flatten(loop_vars)
     single = form == LEAF
     first = [as_value(leaf) for leaf in first]
@@ -171,6 +174,7 @@ def scan(
     nestings of them (``y`` may be None). With ``reverse`` the entries are visited last to first; each ``y`` keeps the
     place of its ``x``.
     """
+    _check_functions("scan", fn=fn)
     form, first = flatten(init)
     rows_form, rows = flatten(xs)
     first, rows = [as_value(v) for v in first], [as_value(v) for v in rows]
@@ -242,10 +246,18 @@ def map_fn(fn: Callable[[Any], Any], xs: Any, *, name: str | None = None) -> Any
 @fitting
 def map_fn(fn: Callable[[Any], Any], xs: Any, *, name: str | None = None) -> Any:
     """``fn(x)`` for each entry ``x`` along the first axis of ``xs``, stacked along a new first axis."""
+    _check_functions("map_fn", fn=fn)
     return scan(lambda carry, x: ((), fn(x)), (), xs, name=name or "map_fn")[1]
 
 
 # ── building ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_functions(what: str, **functions: Any) -> None:
+    """Raise `SpecError` for what is no function, as a value that one is to answer."""
+    for name, function in functions.items():
+        if not callable(function):
+            raise located_error(what, SpecError(f"{name} is a function, not {function!r}"))
 
 
 def _build_loop(

@@ -19,7 +19,7 @@ import numpy as np
 from flowrt.base.attributes import frozen
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.familiar import answering
-from flowrt.base.locating import located
+from flowrt.base.locating import checked_seed, located
 from flowrt.base.plain import as_dtype_of
 from flowrt.base.spec import as_dtype, is_float, is_half
 from flowrt.graph import Graph
@@ -150,9 +150,8 @@ def normal(
     With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
     """
     seed, stream, iterations = _key("random_normal", shape, seed, name)
-    return random_normal(
-        shape, iterations, _number("mean", mean), _number("stddev", stddev), dtype, seed, stream, name=name
-    )
+    mean, stddev = _number("mean", mean, dtype), _number("stddev", stddev, dtype)
+    return random_normal(shape, iterations, mean, stddev, dtype, seed, stream, name=name)
 
 
 @located("uniform")
@@ -169,7 +168,7 @@ def uniform(
 
     With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
     """
-    least, limit = _number("low", low), _number("high", high)
+    least, limit = _number("low", low, dtype), _number("high", high, dtype)
     seed, stream, iterations = _key("random_uniform", shape, seed, name)
     edge = _rounded_edge(least, limit, as_dtype(dtype))
     if edge is None:
@@ -213,7 +212,7 @@ def truncated_normal(
 
     Else as `normal`. Of a ``stddev`` of 1 before it is cut off they have one of 0.88.
     """
-    mean, stddev = _number("mean", mean), _number("stddev", stddev)
+    mean, stddev = _number("mean", mean, dtype), _number("stddev", stddev, dtype)
     seed, stream, iterations = _key("random_truncated_normal", shape, seed, name)
     return random_truncated_normal(shape, iterations, mean, stddev, dtype, seed, stream, name=name)
 
@@ -273,13 +272,16 @@ def _integer(what: str, value: Any) -> Any:
         raise SpecError(f"{what} is an integer, not {value!r}{first}") from None
 
 
-def _number(what: str, value: Any) -> float:
+def _number(what: str, value: Any, dtype: DType) -> float:
+    """A number of Python's that a dtype of floats holds."""
     try:
         number = float(value)
     except (TypeError, ValueError, GraphError):
         raise SpecError(f"{what} is a number, not {value!r}; scale and shift the result for a tensor") from None
     if not math.isfinite(number) or (what == "stddev" and number < 0):
         raise SpecError(f"{what} is a finite number{' from 0 up' if what == 'stddev' else ''}, got {value!r}")
+    if is_float(as_dtype(dtype)):
+        as_dtype_of(number, as_dtype(dtype))  # raises where that does not hold it
     return number
 
 
@@ -299,9 +301,10 @@ def _key(
     """
     items = shape if isinstance(shape, (tuple, list)) else [shape]
     builder = builder_for([as_value(item) for item in items])
+    seed = checked_seed(seed)
     if not isinstance(builder, Graph):
-        return (None if seed is None else int(seed) & SEEDS, stream_of(kind or op_name), _NO_ITERATIONS)
-    seed = builder.seed if seed is None else int(seed)
+        return (None if seed is None else seed & SEEDS, stream_of(kind or op_name), _NO_ITERATIONS)
+    seed = builder.seed if seed is None else seed
     unique = builder.unique_name(f"{name or op_name}#stream")  # numbered as the nodes' names are, and apart from them
     return None if seed is None else seed & SEEDS, stream_of(unique), _iterations(builder)
 

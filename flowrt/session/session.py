@@ -27,7 +27,7 @@ from flowrt.base.errors import (
     StepTimeout,
     user_site,
 )
-from flowrt.base.locating import fitting
+from flowrt.base.locating import checked_name, fitting
 from flowrt.base.tracebacks import brief, shorten, unmark
 from flowrt.finishing import to_the_end
 from flowrt.graph import Graph, Node, Tensor
@@ -96,7 +96,7 @@ class Session(AsyncOnly):
             raise GraphError(f"{user_site()}: checkpoints is fr.Checkpoints({checkpoints!r}), not {checkpoints!r}")
         self.graph, self.options = graph, Options() if options is None else options
         self.checkpoints = checkpoints
-        self._cluster, self._placement, self._name, self._tls = cluster, placement, name, tls
+        self._cluster, self._placement, self._name, self._tls = cluster, placement, checked_name(name), tls
         self._runner: Runner | None = None
         self._steps: OrderedDict[Any, Step] = OrderedDict()
         self._retired: list[Step] = []

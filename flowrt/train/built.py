@@ -8,14 +8,14 @@ policy takes. `flowrt.train.program` makes plans of these, which the nodes run b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from flowrt.base.device import HOST_KIND, Device, HeldTwice, SomeOf
 from flowrt.base.errors import GraphError, SpecError, user_site
-from flowrt.base.locating import fitting
+from flowrt.base.locating import checked_function, fitting
 from flowrt.base.plain import shortened
 from flowrt.base.spec import Spec, is_float
 from flowrt.base.valueclass import valueclass
@@ -118,7 +118,8 @@ class Built:
         self.late = late
         self.compression = checked_compression(compression)
         least, self.replicas = _range(replicas)
-        self._check(servers, optimizer)
+        self._check(servers, optimizer, split_above)
+        checked_function(loss_fn, "loss_fn")
         self.copies = _checked_copies(copies, servers)
         self.floor: int = fewest(self.policy, least, self.replicas) if least else 0  # 0 where none come and go
         self.least: int = self.floor or self.policy.least(self.replicas)  # fewer do not train
@@ -135,7 +136,7 @@ class Built:
         with name_scope(self.name.removeprefix(self._outside.prefix)):
             self._build(loss_fn, optimizer)
 
-    def _check(self, servers: int, optimizer: Any) -> None:
+    def _check(self, servers: int, optimizer: Any, split_above: Any) -> None:
         if isinstance(optimizer, type) or not hasattr(optimizer, "compute_gradients"):
             raise GraphError(f"{user_site()}: optimizer is an instance, such as fr.optim.SGD(0.1), not {optimizer!r}")
         if self.outer is not None and scale_of(optimizer) is not None:
@@ -150,6 +151,8 @@ class Built:
             )
         if not isinstance(servers, Integral) or servers < 1:
             raise GraphError(f"{user_site()}: expected at least 1 server, got servers={servers!r}")
+        if split_above is not None and not (isinstance(split_above, Real) and split_above >= 0):
+            raise GraphError(f"{user_site()}: split_above is a number of bytes, or None, not {split_above!r}")
         policy_to_data(self.policy)
         if self.late not in ("drop", "requeue"):
             raise GraphError(f"{user_site()}: late is 'drop' or 'requeue', not {self.late!r}")

@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,16 @@ def test_an_absurd_size_that_only_the_step_knows_ends_the_step(size: int) -> Non
 
 # ── what is no tensor ────────────────────────────────────────────────────────────────────────────────────────────────
 
+
+def in_a_graph(make: Callable[[], Any]) -> Any:
+    with fr.Graph():
+        return make()
+
+
+def trainer_of(loss: Any = lambda given: fr.sum(given["x"] * fr.Variable(X)), **more: Any) -> Any:
+    return fr.train.Replicated(loss, {"x": fr.Spec("float32", (4,))}, fr.optim.SGD(0.1), 1, **more)
+
+
 BEYOND = 10**400  # all floats
 REFUSED: dict[str, Callable[[], Any]] = {
     "a model's file that is a number": lambda: fr.serving.Model.load(3),  # type: ignore[arg-type]
@@ -132,6 +143,49 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "gradients that are none": lambda: fr.optim.clip_by_global_norm(None, 1.0),  # type: ignore[arg-type]
     "gradients without variables": lambda: fr.optim.SGD(0.1).apply_gradients([3]),  # type: ignore[list-item]
     "a number of pairs": lambda: fr.optim.SGD(0.1).apply_gradients(3),  # type: ignore[arg-type]
+    "the memory of no session": lambda: fr.devices.memory(None),  # type: ignore[arg-type]
+    "a ledger that is a number": lambda: fr.Ledger(3),  # type: ignore[arg-type]
+    "an npz file that is a number": lambda: fr.data.npz(3, 1),  # type: ignore[arg-type]
+    "an npy file that is none": lambda: fr.data.npy({"x": None}, 1),  # type: ignore[dict-item]
+    "a parquet file that is a number": lambda: fr.data.parquet(3, 1),  # type: ignore[arg-type]
+    "columns that are a number": lambda: fr.data.npz(__file__, 1, columns=3),  # type: ignore[arg-type]
+    "the batch of a text": lambda: fr.data.arrays({"x": X}, 1).batch("x"),  # type: ignore[arg-type]
+    "specs that are a number": lambda: fr.data.function("x", 3, 1, specs=3),  # type: ignore[arg-type]
+    "keys in a number": lambda: fr.LocalCluster(worker=1, tls=3),  # type: ignore[arg-type]
+    "a token file that is a number": lambda: fr.ClusterSpec({"w": ["a:1"]}, 3),  # type: ignore[arg-type]
+    "a number of devices": lambda: fr.LocalCluster(worker=1, devices=3),  # type: ignore[arg-type]
+    "a number of imports": lambda: fr.LocalCluster(worker=1, imports=3),  # type: ignore[arg-type]
+    "threads that are a text": lambda: fr.LocalCluster(worker=1, threads="x"),  # type: ignore[arg-type]
+    "a start in a text of seconds": lambda: fr.LocalCluster(worker=1, startup="x"),  # type: ignore[arg-type]
+    "what is awaited that is no function": lambda: fr.LocalCluster(worker=1, warm=3),  # type: ignore[arg-type]
+    "a session called by a number": lambda: fr.Session(fr.Graph(), name=3),  # type: ignore[arg-type]
+    "a graph whose seed is a text": lambda: fr.Graph("x"),  # type: ignore[arg-type]
+    "options that are no": lambda: fr.Options(optimize="no"),  # type: ignore[arg-type]
+    "an op of a number": lambda: fr.op(3),  # type: ignore[call-overload]
+    "no gradient of a number": lambda: fr.no_gradient(3),  # type: ignore[type-var]
+    "a gradient of one's own of a number": lambda: fr.custom_gradient(3),  # type: ignore[arg-type]
+    "gradients of nothing": lambda: fr.gradients(X),  # type: ignore[call-arg]
+    "a container of a number": lambda: fr.container(3).__enter__(),  # type: ignore[arg-type]
+    "a loss that is a number": partial(in_a_graph, lambda: trainer_of(loss=3)),
+    "a number that is shared": partial(in_a_graph, lambda: trainer_of().share(3, {})),
+    "a seed that is a text": lambda: fr.random.normal((3,), seed="x"),  # type: ignore[arg-type]
+    "a seed between two": lambda: fr.random.uniform((3,), seed=1.5),  # type: ignore[arg-type]
+    "a bound beyond its dtype": lambda: fr.random.uniform((3,), 0.0, 1e39),
+    "a spread beyond its dtype": lambda: fr.random.normal((3,), 0.0, 70000.0, "float16"),
+    "branches that are values": lambda: fr.cond(True, 3, 4),  # type: ignore[call-overload]
+    "a condition that is a value": lambda: fr.while_loop(True, lambda x: x, 1),  # type: ignore[arg-type]
+    "what is mapped by a value": lambda: fr.map_fn(3, X),  # type: ignore[call-overload]
+    "a case of values": lambda: fr.case([(True, 3)]),  # type: ignore[list-item]
+    **{
+        f"a number as the name of {what}": partial(in_a_graph, make)
+        for what, make in {
+            "a variable": lambda: fr.Variable(X, name=3),  # type: ignore[arg-type]
+            "a placeholder": lambda: fr.placeholder("float32", name=3),  # type: ignore[arg-type]
+            "a queue": lambda: fr.FIFOQueue(2, "float32", (), name=3),  # type: ignore[arg-type]
+            "a trainer": lambda: trainer_of(name=3),
+        }.items()
+    },
+    "a text of bytes to split above": partial(in_a_graph, lambda: trainer_of(split_above="1")),
 }
 
 
@@ -150,6 +204,7 @@ def test_sessions_refuse_what_they_do_not_take_at_the_programs_line() -> None:
         for call in (
             lambda: session.run(y, {x: X}, timeout=float("nan")),
             lambda: session.compile(y, 3),  # type: ignore[arg-type]
+            lambda: session.compile(y, [x, x]),
             lambda: session.tracing("a\0").__enter__(),
             lambda: fr.serving.freeze(session, {"x": x}, {"y": y}, given=3),  # type: ignore[call-overload]
             lambda: fr.serving.freeze(session, {}, {"y": y}, given={"x": X}),
