@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
     from flowrt.sched.host.host import Host
     from flowrt.sched.host.memory import Memory
-    from flowrt.sched.host.variables import Variables
     from flowrt.sched.loops.pieces import Piece
     from flowrt.sched.ready import ReadyRun
     from flowrt.sched.regions.regions import Region
@@ -296,16 +295,48 @@ class VariableRunner(GuessingRunner):
         return self._expected
 
     def __call__(self, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
-        node, variables, memory = self.node, self._host.variables, self._memory
+        node, variables = self.node, self._host.variables
         if node.op == READ:
-            return (read_variable(node, variables, memory),)
+            value = variables.value(resource_of(node), variable_spec(node))
+            made = self._memory.output(value.shape, value.dtype)
+            np.copyto(made, value)
+            return (made,)
         if variables.lent:
             names = frozenset(resources_of(node))
             staying = variables.part(names, self._host.spares.copy, names if writes_rows(node.op) else frozenset())
             if staying:
                 self._host.keep_rows(staying, inputs[1])
-        write_variable(node, inputs, words, variables, memory)
+        if writes_rows(node.op):
+            self._write_rows(inputs, words)
+        else:
+            self._write(inputs[0])
         return ()
+
+    def _write(self, value: Array) -> None:
+        node, variables, update = self.node, self._host.variables, traits_of(self.node.op).update
+        name, spec = resource_of(node), variable_spec(node)
+        if not spec.accepts(value.dtype, value.shape):
+            got = Spec(value.dtype, value.shape)
+            raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {got}")
+        if update is not None and update.whole is not None:
+            old = variables.value(name, spec)
+            with np.errstate(all="ignore"):  # as in kernels
+                getattr(np, update.whole)(old, value, out=old)
+        elif (held := variables.find(name, spec)) is None:
+            variables.begin(name, self._memory.lasting_copy(value))
+        else:
+            np.copyto(held, value)
+
+    def _write_rows(self, inputs: Sequence[Array], run: Array) -> None:
+        node, variables, memory = self.node, self._host.variables, self._memory
+        tables, specs = variable_specs(node), [spec_of(a) for a in inputs]
+        infer(node, specs)
+        held = [variables.value(name, spec) for name, spec in zip(resources_of(node), tables, strict=True)]
+        prepared = prepare(node.op, specs, tables, node.attrs)
+        scratch = [memory.empty(each.concrete, each.dtype) for each in prepared.scratch]
+        words = run.copy()
+        prepared.run(address(words), [address(a) for a in (*inputs, *held, *scratch)])
+        check(words, node.op, node.where)
 
 
 def runner_for(
@@ -357,46 +388,3 @@ def read_in_place(plan: Plan, nodes: Sequence[int], outputs: Sequence[int]) -> f
             if value in reads and (keeps or resource_of(plan.nodes[reads[value]]) in written):
                 found.discard(reads[value])
     return frozenset(found)
-
-
-def read_variable(node: PlanNode, variables: Variables, memory: Memory) -> Array:
-    """A copy of a held variable."""
-    value = variables.value(resource_of(node), variable_spec(node))
-    made = memory.output(value.shape, value.dtype)
-    np.copyto(made, value)
-    return made
-
-
-def write_variable(node: PlanNode, inputs: Sequence[Array], run: Array, variables: Variables, memory: Memory) -> None:
-    """Carry out a write to a held variable; ``run`` are the run's words."""
-    update = traits_of(node.op).update
-    assert update is not None
-    if update.rows:
-        _write_rows(node, inputs, run, variables, memory)
-        return
-    name, spec, value = resource_of(node), variable_spec(node), inputs[0]
-    if not spec.accepts(value.dtype, value.shape):
-        raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {Spec(value.dtype, value.shape)}")
-    if update.whole is not None:
-        old = variables.value(name, spec)
-        with np.errstate(all="ignore"):  # as in kernels
-            getattr(np, update.whole)(old, value, out=old)
-        return
-    held = variables.find(name, spec)
-    if held is None:
-        held = memory.lasting(value.shape, value.dtype)
-        np.copyto(held, value)
-        variables.begin(name, held)
-    else:
-        np.copyto(held, value)
-
-
-def _write_rows(node: PlanNode, inputs: Sequence[Array], run: Array, variables: Variables, memory: Memory) -> None:
-    tables, specs = variable_specs(node), [spec_of(a) for a in inputs]
-    infer(node, specs)
-    held = [variables.value(name, spec) for name, spec in zip(resources_of(node), tables, strict=True)]
-    prepared = prepare(node.op, specs, tables, node.attrs)
-    scratch = [memory.empty(each.concrete, each.dtype) for each in prepared.scratch]
-    words = run.copy()
-    prepared.run(address(words), [address(a) for a in (*inputs, *held, *scratch)])
-    check(words, node.op, node.where)
