@@ -45,7 +45,7 @@ from flowrt.sched.visits import VisitRunner
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
     from flowrt.sched.alone import Alone
-    from flowrt.sched.devices.device import Issuing, OpenDevice
+    from flowrt.sched.devices.device import ApartDevice, Issuing, OpenDevice
     from flowrt.sched.host.host import Host, RunContext
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.host.variables import Name
@@ -299,12 +299,13 @@ class Executor:
 
     async def finish(self, unit: Unit, inputs: Sequence[Any], words: Array, stop: Callable[[], None]) -> Sequence[Any]:
         """Run a unit whose variables are held in the lane of its device, and wait for it."""
-        device = self.host.devices[self.plan.nodes[unit.nodes[0]].device]
+        where = self.plan.nodes[unit.nodes[0]].device
+        device = self.host.devices[where]
         match unit.action:
             case Action.BRING:
                 return (await self._bring(device, self.plan.nodes[unit.nodes[0]], inputs[0], int(words[STEP])),)
             case Action.ISSUE:
-                return await device.run(self._issuer(device).carry_out, unit, inputs, words, stop=stop)
+                return await device.run(self._issuer(self.host.apart(where)).carry_out, unit, inputs, words, stop=stop)
         return await device.run(self.carry_out_timed, unit, inputs, words, stop=stop)
 
     async def _bring(self, device: OpenDevice, node: PlanNode, value: Any, number: int) -> Any:
@@ -314,7 +315,7 @@ class Executor:
             note_wait(tracer, node, began, number, {"shapes": shapes_of([value], [brought])})
         return brought
 
-    def _issuer(self, device: OpenDevice) -> Issuing:
+    def _issuer(self, device: ApartDevice) -> Issuing:
         if device.name not in self._issuers:
             issuer = device.issuer(self.plan, self.host.variables)
             self._issuers[device.name] = TracedIssuer(issuer, self.plan, self.host)
@@ -325,7 +326,7 @@ class Executor:
         visit = None if self._single_nodes else find_visit(self.plan, self.units)
         if visit is None:
             return None
-        device = self.host.devices[self.plan.nodes[visit.unit.nodes[0]].device]
+        device = self.host.apart(self.plan.nodes[visit.unit.nodes[0]].device)
         return VisitRunner(self.plan, visit, self.host, device, self._issuer(device))
 
     def carry_out(self, unit: Unit, ready: ReadyRun, inputs: Sequence[Array], words: Array) -> Sequence[Array]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from flowrt.base.plan import Plan
     from flowrt.sched.alone import Visit
-    from flowrt.sched.devices.device import Issuing, OpenDevice
+    from flowrt.sched.devices.device import ApartDevice, Issuing
     from flowrt.sched.host.host import Host, RunContext
 
     Array = np.ndarray[Any, Any]
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class VisitRunner:
     """Runs such a plan on a host, whose ``device`` has the region."""
 
-    def __init__(self, plan: Plan, visit: Visit, host: Host, device: OpenDevice, issuer: Issuing) -> None:
+    def __init__(self, plan: Plan, visit: Visit, host: Host, device: ApartDevice, issuer: Issuing) -> None:
         self._plan, self._visit, self._host, self._device, self._issuer = plan, visit, host, device, issuer
         at = {value: place for place, value in enumerate(visit.unit.outputs)}
         self._wanted = [(value, at.get(value)) for value in visit.wanted]  # each a feed, or among the region's outputs

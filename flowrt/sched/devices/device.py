@@ -40,14 +40,21 @@ class OpenDevice(Protocol):
     async def run(self, function: Callable[..., T], *args: Any, stop: Callable[[], None] | None = None) -> T:
         """Call ``function`` in the device's lane and wait for it: see `Lanes.run`."""
 
-    def call(self, function: Callable[..., T], *args: Any, stop: Callable[[], None]) -> T:
-        """The same for a thread that may wait: see `Lanes.call`."""
-
     async def take(self, value: Any, where: str) -> Any:
         """A value of this task's in this device's memory, or of the host's few sizes as they are there.
 
         Errors name ``where`` it is wanted.
         """
+
+    async def aclose(self) -> None:
+        """Wait for its lane, and let everything go."""
+
+
+class ApartDevice(OpenDevice, Protocol):
+    """What is asked beside of one that has memory of its own."""
+
+    def call(self, function: Callable[..., T], *args: Any, stop: Callable[[], None]) -> T:
+        """As `run`, for a thread that may wait: see `Lanes.call`."""
 
     async def give(self, value: Any) -> Array:
         """A value of this device's in the host's memory."""
@@ -57,6 +64,3 @@ class OpenDevice(Protocol):
 
     def issuer(self, plan: Plan, variables: Variables) -> Issuing:
         """What carries out those units of a plan that are issued on the device, in its lane."""
-
-    async def aclose(self) -> None:
-        """Wait for its lane, and let everything go."""

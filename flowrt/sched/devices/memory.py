@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from flowrt.base.plan import PlanNode
-    from flowrt.sched.devices.device import OpenDevice
+    from flowrt.sched.devices.device import ApartDevice
     from flowrt.sched.devices.driver import Array, Driver
 
 LARGEST = 8  # tensors that a refusal names
@@ -72,7 +72,7 @@ class DeviceArray:
         return Spec(self.dtype, self.shape)
 
     @property
-    def device(self) -> OpenDevice:
+    def device(self) -> ApartDevice:
         """The device that has it."""
         return self.storage.arena.device
 
@@ -89,7 +89,7 @@ class DeviceArray:
 class Arena:
     """The memory of one device, behind its ``driver``. All but `statistics` and `take_back` are for its lane."""
 
-    def __init__(self, device: OpenDevice, driver: Driver, limit: int | None = None) -> None:
+    def __init__(self, device: ApartDevice, driver: Driver, limit: int | None = None) -> None:
         self.device, self.driver = device, driver
         self.limit = min((bound for bound in (self.driver.limit, limit) if bound is not None), default=None)
         self.keepers: weakref.WeakSet[DeviceKeeper] = weakref.WeakSet()

@@ -6,19 +6,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from flowrt.base.errors import InternalError
 from flowrt.sched.devices.names import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from flowrt.base.plan import Plan
     from flowrt.sched.devices.device import OpenDevice
-    from flowrt.sched.devices.driver import Array
-    from flowrt.sched.devices.issuing import Issuer
     from flowrt.sched.host.lanes import Lanes
     from flowrt.sched.host.memory import Memory, MemoryStatistics
-    from flowrt.sched.host.variables import Variables
 
 T = TypeVar("T")
 
@@ -37,21 +32,8 @@ class HostDevice:
     async def run(self, function: Callable[..., T], *args: Any, stop: Callable[[], None] | None = None) -> T:
         return await self._lanes.run(function, *args, stop=stop)
 
-    def call(self, function: Callable[..., T], *args: Any, stop: Callable[[], None]) -> T:
-        return self._lanes.call(function, *args, stop=stop)
-
     async def take(self, value: Any, where: str) -> Any:
         return value if isinstance(value, np.ndarray) else await value.device.give(value)
-
-    async def give(self, value: Any) -> Array:
-        return self.read(value)
-
-    def read(self, value: Any) -> Array:
-        array: Array = value
-        return array
-
-    def issuer(self, plan: Plan, variables: Variables) -> Issuer:
-        raise InternalError(f"{HOST} runs tapes and nodes, and is issued nothing")
 
     async def aclose(self) -> None:
         self._lanes.close()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
     from flowrt.base.spec import Spec
     from flowrt.delays import Delay
+    from flowrt.sched.devices.device import ApartDevice
     from flowrt.sched.host.tracer import Tracer
 
 AHEAD = 4  # of the transfer budget, the part for values that nobody can use yet
@@ -112,6 +113,12 @@ class Host:
     def helpers(self) -> tuple[int, int]:
         """How many threads help a tape, and the bytes they have to compute in."""
         return self.lanes.crew.threads - 1, self.lanes.crew.local_bytes
+
+    def apart(self, name: str) -> ApartDevice:
+        """A device that has memory of its own."""
+        device: Any = self.devices[name]
+        apart: ApartDevice = device
+        return apart
 
     async def fetch(self, value: Any) -> Any:
         """A value of any device's, in the host's own memory."""
