@@ -266,6 +266,8 @@ def test_a_token_is_the_first_line_of_a_pipe_and_no_more_of_it_is_read(
     [
         (7, 7, 0o600, True),
         (7, 7, 0o640, False),
+        (7, 7, 0o601, False),
+        (0, 7, 0o641, False),
         (0, 0, 0o640, False),
         (0, 7, 0o640, True),  # as Kubernetes gives a secret
         (0, 7, 0o660, False),

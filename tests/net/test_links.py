@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
+
+from flowrt.base.errors import LinkBroken
 from flowrt.net import links
 from flowrt.net.door.tokens import new_token
 from flowrt.net.door.transport import serve
@@ -16,9 +19,6 @@ from flowrt.net.wire.frames import allocate_array
 from flowrt.net.wire.messages import Serve, from_data, to_hello
 from flowrt.sched.drivers.messages import Probe
 from flowrt.sched.host.rendezvous import Budget, Rendezvous
-
-if TYPE_CHECKING:
-    import pytest
 
 HERE, THERE = "/job:a/task:0", "/job:b/task:0"
 TOKEN = new_token()
@@ -109,6 +109,39 @@ async def test_what_is_posted_while_a_link_is_being_opened_goes_in_order_and_the
         await all_came.wait()
     assert heard == [2, 3, 4, 9]
     opened.post(THERE, place, Probe(10, 0))  # which nobody sends any more
+
+
+async def test_who_is_another_task_than_was_meant_is_not_linked_to() -> None:
+    async with process("first") as place, asyncio.timeout(10), Told().links as opened:
+        with pytest.raises(LinkBroken, match="is not /job:c/task:0"):
+            await opened.to("/job:c/task:0", place)
+        assert opened.standing(place) is None
+        assert (await opened.to(THERE, place)).peer == THERE
+
+
+@pytest.mark.parametrize(("seconds", "gone"), [(30.0, False), (-1.0, True)])
+async def test_who_cannot_be_reached_and_refuses_nothing_is_gone_after_a_while(
+    seconds: float, gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "GIVEN_UP", seconds)
+
+    async def no_way(*how: Any) -> Any:
+        raise LinkBroken("no way")
+
+    told = Told()
+    monkeypatch.setattr(told.links, "_open", no_way)
+    async with told.links:
+        place = ("127.0.0.1", 1)
+        assert await told.post(place) == ([(place, "")] if gone else [])
+
+
+async def test_that_a_link_broke_which_stood_is_told_with_the_link() -> None:
+    told, broke = Told(), asyncio.Queue[Any]()
+    told.links._broken = lambda peer, link: broke.put_nowait((peer, link))
+    async with asyncio.timeout(10), told.links:
+        async with process("first") as place:
+            link = await told.links.to(THERE, place)
+        assert await broke.get() == (THERE, link)
 
 
 async def test_links_that_stand_and_those_that_are_tried_again_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

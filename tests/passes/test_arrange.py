@@ -62,8 +62,9 @@ def towers(size: int, widths: Sequence[float] = (1, 1)) -> tuple[fr.Graph, Any, 
 
 def test_towers_part_with_all_that_is_theirs() -> None:
     graph, loss, train = towers(1024)
-    found = arrangement(graph)
+    found = arrangement(graph, supports=lambda op, dtypes, kind: kind == "cpu")
     assert found.seconds < 0.6 * found.alone
+    assert set(arrangement(graph, supports=lambda op, dtypes, kind: False).devices.values()) == {WORKERS[0]}
     where = placed(graph, [loss], [train], found)
     homes = [{where[name] for name in where if f"tower{n}/" in name} for n in range(2)]
     assert homes in ([{WORKERS[0]}, {WORKERS[1]}], [{WORKERS[1]}, {WORKERS[0]}])

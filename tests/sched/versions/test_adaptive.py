@@ -376,6 +376,9 @@ def test_a_noise_scale_is_never_negative_nor_infinite() -> None:
     assert NoiseScale().learn([1.0, 1.0], 1.0).value == 0.0
     assert NoiseScale().learn([1.0, 1.0], 2.0).value == 0.0  # more alike than the same
     assert NoiseScale().learn([1.0, 1.0], 0.4).value == LARGEST  # the mean of opposites
+    assert NoiseScale().learn([1.0, 1.0], 0.5).value == LARGEST  # whose square is none
+    measured = NoiseScale().learn([3.0, 3.0], 2.0)
+    assert (measured.weight, measured.gradient, measured.variance) == (1.0, 1.0, 2.0)
 
 
 def test_a_noise_scale_that_is_measured_no_more_is_believed_less_and_less() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flowrt.sched.policies.caps import Caps, worth_of
+from flowrt.sched.policies.caps import TRUST, Caps, worth_of
 
 SCALE = 8.0
 
@@ -40,6 +40,16 @@ def test_a_number_is_followed_once_it_was_surely_better_and_never_below_the_leas
     late = judged([1.0, 1.1, 1.2], 3.0, 30)
     assert late.best(1) == late.best(3) == 3
     assert late.best(4) is late.best(5) is None
+
+
+def test_what_was_won_is_forgotten_as_slowly_as_its_spread() -> None:
+    caps = Caps.start().learn([1.0, 1.1], 1, 3.0, 3.0)
+    first = caps.judge([1.0, 1.1], 3.0, SCALE, 1.0)
+    second = first.judge([1.0, 1.2], 3.0, SCALE, 0.5)
+    won = second.ahead - TRUST * first.ahead
+    assert np.abs(first.ahead).max() > 1.5
+    np.testing.assert_allclose(first.spread, first.ahead**2)
+    np.testing.assert_allclose(second.spread, TRUST**2 * first.spread + won**2)
 
 
 def test_where_it_was_worth_waiting_no_number_is_followed() -> None:

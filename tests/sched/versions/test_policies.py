@@ -190,6 +190,12 @@ def test_a_policy_that_learns_answers_the_policy_of_the_next_version() -> None:
         asking.after(Following(AllOf()), RECORD, 2)
 
 
+def test_updates_are_told_together_that_are_too_few_for_a_policy_to_look_at() -> None:
+    assert [asking.together(policy, 4) for policy in (AllOf(), FirstOf(3), Deadline(1.0, at_least=2))] == [4, 3, 1]
+    assert asking.together(Following(FirstOf(3)), 4) == 1, "what a program made of one may look at any"
+    assert [asking.together(policy, 4, floor=2) for policy in (AllOf(), FirstOf(2))] == [2, 2]
+
+
 def test_the_fewest_replicas_that_can_meet_a_policy_are_looked_for_upwards() -> None:
     assert asking.fewest(FirstOf(2), 1, 4) == 2
     assert asking.fewest(FirstOf(2), 3, 4) == 3

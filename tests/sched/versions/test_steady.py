@@ -229,6 +229,27 @@ class Hesitant(Policy):
         return replicas
 
 
+def computing(policy: Policy, servers: int, replicas: int) -> Steady:
+    """Some of the replicas compute, of several servers' parts."""
+    of = Coordinator.start(policy, REPLICAS, servers, allowed=10)
+    for replica in range(replicas):
+        of = of.ready(replica, 1, 0.0)
+    return Steady(of)
+
+
+def test_what_several_servers_have_to_hold_is_told_at_once() -> None:
+    one, several = (computing(AllOf(), servers, REPLICAS) for servers in (1, 2))
+    assert (one.usual, several.usual) == (True, False)
+    assert (one.hold(0, 0, 0.0, 0), several.hold(0, 0, 0.0, 0)) == (True, False)
+    one, several = (computing(FirstOf(4), servers, REPLICAS) for servers in (1, 2))
+    assert (one.hold(0, 0, 0.0, 0), several.hold(0, 0, 0.0, 0)) == (True, False)
+
+
+def test_the_last_update_that_there_may_be_is_told_at_once_though_it_makes_no_set() -> None:
+    steady = computing(FirstOf(4), 1, 3)
+    assert [steady.hold(replica, 0, 0.0, 0) for replica in range(3)] == [True, True, False]
+
+
 def test_a_policy_that_waits_though_all_have_offered_is_obeyed() -> None:
     both = began(Hesitant())
     for replica in range(REPLICAS):
