@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.plain import is_whole
 from flowrt.base.tracebacks import brief
 from flowrt.graph import as_node, beside, current_scope, scoped
 from flowrt.op import as_value, building
@@ -56,7 +57,7 @@ class LossScaled(Optimizer):
         if not is_number(scale) or not LEAST <= scale <= MOST or np.frexp(scale)[0] != 0.5:
             got = f"{scale!r:.80}"
             raise GraphError(f"{user_site()}: a loss is scaled by a power of two from 2**-14 to 2**24, not {got}")
-        if grow_every is not None and (not isinstance(grow_every, int) or grow_every < 1):
+        if grow_every is not None and not is_whole(grow_every, 1):
             raise GraphError(f"{user_site()}: grow_every is a number of steps, or None, not {grow_every!r}")
         self.optimizer, self.scale, self.grow_every = optimizer, float(scale), grow_every
         self.variable: Variable | None = None  # once there is a loss

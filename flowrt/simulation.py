@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from math import inf, isfinite
-from numbers import Integral, Real
+from numbers import Real
 from os import PathLike, fspath
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.locating import fitting
-from flowrt.base.plain import shortened
+from flowrt.base.plain import is_whole, shortened
 from flowrt.base.valueclass import valueclass
 from flowrt.delays import Delay, Link, parse
 from flowrt.delays.parquet import as_table
@@ -83,7 +83,7 @@ def simulate(
     that are negative or not finite, with their step and replica.
     """
     for name, value, least in (("replicas", replicas, 1), ("steps", steps, 1), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        if not is_whole(value, least):
             raise GraphError(f"{user_site()}: simulate: {name} is an integer from {least} up, got {value!r}")
     for name, number in (("overhead", overhead), ("noise_scale", noise_scale)):
         if isinstance(number, bool) or not isinstance(number, Real) or not (isfinite(number) and number >= 0):

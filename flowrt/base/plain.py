@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -29,6 +29,11 @@ def default_array(value: Any) -> np.ndarray[Any, Any]:
     if _is_narrower(value, array):
         return narrowed(array, np.dtype(np.float32), "; NumPy's numbers say what they are: np.float64(...)")
     return array
+
+
+def is_whole(value: Any, least: int) -> TypeGuard[int]:
+    """Whether ``value`` is a whole number from ``least`` up, of Python's or NumPy's; a bool is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
 
 
 def default_dtype(value: Any) -> np.dtype[Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.familiar import argument_meant
+from flowrt.base.plain import is_whole
 from flowrt.sched.devices.names import check_names
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def checked_tasks(jobs: Mapping[str, int]) -> list[str]:
         meant = argument_meant(job, ("worker", "ps", "threads"))
         if meant is not None:
             raise GraphError(f"{user_site()}: {job}={count!r} would be so many tasks of a job {job!r}; write {meant}=")
-        if not isinstance(count, int) or count < 0:
+        if not is_whole(count, 0):
             raise GraphError(f"{job}={count!r}: a job has a number of tasks, from 0 up")
     tasks = [f"/job:{job}/task:{number}" for job, count in jobs.items() for number in range(count)]
     if not tasks:

@@ -82,7 +82,7 @@ def tensordot(a: Operand, b: Operand, axes: int | Sequence[int | Sequence[int]] 
     """
     a, b = _values(a, b)
     m, n = _rank(a), _rank(b)
-    if isinstance(axes, int):
+    if isinstance(axes, (int, np.integer)):
         left, right = tuple(range(m - axes, m)), tuple(range(axes))
     else:
         left, right = ((x,) if isinstance(x, int) else tuple(x) for x in axes)

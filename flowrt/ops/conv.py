@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
+from flowrt.base.plain import is_whole
 from flowrt.base.spec import Shape, Spec, is_float, pair, sliding
 from flowrt.base.traits import Contraction
 from flowrt.ops.inference import described, filled
@@ -51,7 +52,7 @@ def _convolved(x: Spec, filters: Spec, how: tuple[Any, ...]) -> Shape:
     _check_images("filters", filters)
     batch, height, width, channels = x.dims or (None,) * 4
     rows, columns, per_group, outputs = filters.dims or (None,) * 4
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+    if not is_whole(groups, 1):
         raise SpecError(f"groups must be a positive integer, got {groups!r}")
     if outputs is not None and outputs % groups:
         raise SpecError(f"{groups} groups do not divide the {outputs} output channels of {filters}")
@@ -225,13 +226,13 @@ def _size(x: Any, spec: Spec, axis: int) -> Any:
 def _output_padding(given: Any, how: tuple[Any, Any, Any]) -> tuple[int, int]:
     strides, padding, _ = how
     both = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
-    if len(both) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in both):
+    if len(both) != 2 or not all(is_whole(n, 0) for n in both):
         raise SpecError(f"output_padding must be an integer from 0 up or a pair of them, got {given!r}")
     if any(n >= stride for n, stride in zip(both, pair("strides", strides), strict=True) if n):
         raise SpecError(f"output_padding must be below the strides {strides}, got {given!r}")
     if padding == "SAME" and any(both):
         raise SpecError('with padding="SAME" the result has strides times as many rows as x; give output_shape')
-    return both
+    return int(both[0]), int(both[1])
 
 
 def _transposed_sizes(x: Any, filters: Any, how: tuple[Any, Any, Any], more: tuple[int, int]) -> list[Any]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
+from flowrt.base.plain import is_whole
 from flowrt.base.spec import Spec, is_float, normal_axes, value_known
 from flowrt.ops.elementwise import astype
 from flowrt.ops.inference import carry, described, filled
@@ -134,6 +135,6 @@ def segment_sum(x: Operand, segment_ids: Operand, num_segments: Operand | None =
 def one_hot(indices: Operand, depth: int, dtype: DType = "float32", *, name: str | None = None) -> Result:
     """A last axis of ``depth`` entries: 1 at the index, else 0. An index out of range makes zeros only."""
     _indices(indices)
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+    if not is_whole(depth, 0):
         raise SpecError(f"depth must be an integer from 0 up, got {depth!r}")
     return Spec(dtype, None if indices.dims is None else (*indices.dims, depth))

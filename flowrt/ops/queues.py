@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from flowrt.base.errors import SpecError, user_site
 from flowrt.base.locating import located
+from flowrt.base.plain import is_whole
 from flowrt.base.spec import Spec, as_dtype, as_shape
 from flowrt.base.tracebacks import brief
 from flowrt.graph import Graph, Resource, container, current_graph, current_scope, device
@@ -180,9 +181,9 @@ class BoundedQueue(ABC):
 
     def __init__(self, capacity: int, elements: _Elements, name: str | None) -> None:
         self.graph = current_graph("a queue")
-        if not isinstance(capacity, int) or capacity < 1:
+        if not is_whole(capacity, 1):
             raise SpecError(f"it needs room for at least one element, got capacity={capacity!r}")
-        scope = current_scope()
+        scope, capacity = current_scope(), int(capacity)
         detail: Mapping[str, Attr] = {"capacity": capacity, "kind": self.kind}
         self.resource = Resource(
             "queue",
@@ -318,14 +319,14 @@ class ShuffleQueue(BoundedQueue):
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
-        if not isinstance(min_after_dequeue, int) or min_after_dequeue < 1:
+        if not is_whole(min_after_dequeue, 1):
             raise SpecError(
                 "min_after_dequeue is how many stay for the next one to be drawn from, at least 1, "
                 f"not {min_after_dequeue!r}; a queue that keeps the order is fr.FIFOQueue"
             )
-        if isinstance(capacity, int) and capacity <= min_after_dequeue:
+        if is_whole(capacity, 1) and capacity <= min_after_dequeue:
             raise SpecError(f"of capacity={capacity} min_after_dequeue={min_after_dequeue} leaves nothing to dequeue")
-        self._kept, self._seed = min_after_dequeue, seed
+        self._kept, self._seed = int(min_after_dequeue), seed
         super().__init__(capacity, _elements(dtypes, shapes), name)
 
     def _drawn(self) -> tuple[Attr, ...]:

@@ -20,7 +20,7 @@ from flowrt.base.attributes import frozen
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import checked_seed, located
-from flowrt.base.plain import as_dtype_of
+from flowrt.base.plain import as_dtype_of, is_whole
 from flowrt.base.spec import as_dtype, is_float, is_half
 from flowrt.graph import Graph
 from flowrt.op import as_value, builder_for
@@ -191,7 +191,7 @@ def log_uniform(shape: Operand, classes: int, seed: int | None = None, *, name: 
     So are words distributed that are numbered by falling frequency, nearly (Zipf's law). New ones are drawn as in
     `uniform`, each for itself. TensorFlow's log_uniform_candidate_sampler, with replacement.
     """
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+    if not is_whole(classes, 1):
         raise SpecError(f"classes must be a positive integer, got {classes!r}")
     drawn = shares("log_uniform", shape, seed, name, "float64")
     found = astype(subtract(exp(multiply(drawn, math.log(classes + 1))), 1.0), "int64")

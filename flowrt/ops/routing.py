@@ -21,6 +21,7 @@ import numpy as np
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.partitioning import padded_room
+from flowrt.base.plain import is_whole
 from flowrt.base.spec import Spec, agree
 from flowrt.base.traits import Elsewhere
 from flowrt.graph import TensorOperators
@@ -145,7 +146,7 @@ def dynamic_partition(x: Operand, partitions: Operand, num_partitions: int) -> l
     ``partitions`` are integers from 0 up, shaped as the first axes of ``x``. Each part is [count, ...], in the order of
     ``x``; how many there are only a step knows. An entry out of range fails the step.
     """
-    if isinstance(num_partitions, bool) or not isinstance(num_partitions, int) or num_partitions < 1:
+    if not is_whole(num_partitions, 1):
         raise SpecError(f"num_partitions is how many parts there are, 1 or more, not {num_partitions!r}")
     given, told = described(x), described(partitions)
     if told.dtype.kind not in "iu":

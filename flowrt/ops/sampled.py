@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
+from flowrt.base.plain import is_whole
 from flowrt.base.spec import is_float
 from flowrt.ops.comparison import equal
 from flowrt.ops.elementwise import add, astype, divide, log, log1p, multiply, subtract, where
@@ -77,9 +78,9 @@ def sampled_softmax(
 def _chosen(sampled: Any, count: int | None, classes: int, seed: int | None) -> tuple[Any, int]:
     """The candidates, and how many there are."""
     if sampled is None:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        if count is None or not is_whole(count, 1):
             raise SpecError(f"num_sampled must be a positive integer, got {count!r}; or give sampled, the candidates")
-        return log_uniform((count,), classes, seed), count
+        return log_uniform((count,), classes, seed), int(count)
     (sampled,) = settled(sampled)
     spec = described(sampled)
     if spec.dtype.kind not in "iu" or spec.dims is None or spec.rank != 1:

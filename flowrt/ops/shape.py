@@ -16,7 +16,7 @@ import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.plain import as_dtype_of
+from flowrt.base.plain import as_dtype_of, is_whole
 from flowrt.base.spec import MAX_RANK, MAX_VALUE_SIZE, Shape, Spec, index_steps, normal_axes
 from flowrt.base.traits import Arranged
 from flowrt.op import as_value
@@ -458,7 +458,7 @@ def split(x: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Ten
     NumPy's ``split`` is told where to cut: its ``[2, 5]`` is ``[2, 3, -1]`` here.
     """
     spec = described(x)
-    at = normal_axes(axis, spec.rank)[0]
+    at, sections = normal_axes(axis, spec.rank)[0], int(sections) if is_whole(sections, 1) else sections
     total, sizes = spec.shape[at], _sections(sections, spec, at)
     if total is None and isinstance(sections, int):
         return unstack(_with_axis(x, at, [sections, shape_of(x)[at] // sections]), at)
@@ -482,7 +482,7 @@ def _with_axis(x: Any, at: int, sizes: Sequence[Any]) -> Any:
 def _sections(sections: Any, spec: Spec, at: int) -> list[int]:
     """The sizes of an axis' stretches, one of which may be -1; raises `SpecError` where they cannot fill it."""
     total = spec.shape[at]
-    if isinstance(sections, int) and not isinstance(sections, bool) and sections > 0:
+    if is_whole(sections, 1):
         if total is not None and total % sections:
             raise SpecError(f"axis {at} of {spec} has no {sections} equal sections; give the size of each")
         return [(total or 0) // sections] * sections

@@ -11,6 +11,7 @@ import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
+from flowrt.base.plain import is_whole
 from flowrt.base.spec import Spec, agree, is_float, normal_axes
 from flowrt.indexing import masked
 from flowrt.ops.comparison import isnan, logical_and, logical_not, not_equal
@@ -90,7 +91,7 @@ def top_k(x: Operand, k: int, sorted: bool = True, *, name: str | None = None) -
     They come largest first, of equal ones the first one first, and NaN only where there are not enough numbers:
     the first of ``sort(x, descending=True)``, found sooner. ``sorted=False`` says that their order does not matter.
     """
-    if isinstance(k, bool) or not isinstance(k, int) or k < 0:
+    if not is_whole(k, 0):
         raise SpecError(f"k is how many entries of each row, an integer from 0 up, got {k!r}")
     if x.dims is None:
         return Spec(x.dtype, None), Spec("int64", None)

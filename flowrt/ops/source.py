@@ -12,7 +12,7 @@ import numpy as np
 from flowrt.base.attributes import frozen
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.plain import as_dtype_of, common_dtype, default_array, is_weak, takes
+from flowrt.base.plain import as_dtype_of, common_dtype, default_array, is_weak, is_whole, takes
 from flowrt.base.spec import MAX_VALUE_SIZE, Spec, as_dtype, is_float, spec_of
 from flowrt.op import active_builder, as_value, lookup
 from flowrt.ops.inference import carry, described, filled
@@ -187,7 +187,7 @@ def linspace(
     Without the ``endpoint`` it is left out, and the spaces are that of one more. Numbers make float32, tensors and
     arrays their own dtype, integers float64. Where these are no scalars, the numbers between each two are [num, ...].
     """
-    if isinstance(num, bool) or not isinstance(num, (int, np.integer)) or num < 0:
+    if not is_whole(num, 0):
         raise SpecError(f"num must be an integer from 0 up, got {num!r}")
     first, last = as_value(start), as_value(stop)
     own = common_dtype([end.dtype for end in (first, last) if not is_weak(end) and hasattr(end, "dtype")] or [0.0])

@@ -15,7 +15,7 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.locating import fitting
-from flowrt.base.plain import common_dtype
+from flowrt.base.plain import common_dtype, is_whole
 from flowrt.base.spec import epsilon
 from flowrt.gradients import gradients
 from flowrt.graph import as_node, beside
@@ -59,10 +59,9 @@ class LBFGS(Optimizer):
     def __init__(self, lr: Any = 1.0, history: int = 10, evaluations: int = 20) -> None:
         super().__init__(lr)
         for name, value in (("history", history), ("evaluations", evaluations)):
-            if not isinstance(value, int) or not 1 <= value < 1 << 31:
+            if not is_whole(value, 1) or value >= 1 << 31:
                 raise GraphError(f"{user_site()}: {name} is a whole number from 1 up, not {value!r:.80}")
-        self.history = history
-        self.evaluations = evaluations
+        self.history, self.evaluations = int(history), int(evaluations)
 
     @fitting
     def minimize(self, loss: Any, variables: Sequence[Variable] | None = None, *, name: str | None = None) -> Node:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from flowrt.base.errors import GraphError, SpecError, user_site
-from flowrt.base.plain import shortened
+from flowrt.base.plain import is_whole, shortened
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.graph import Graph, Tensor, current_graph, current_scope
@@ -78,7 +76,7 @@ def merged(graph: Graph) -> dict[Summary, Tensor]:
 
 def counted(value: Any, what: str, most: int) -> int:
     """``value``, if it is a number from 1 to ``most``."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
+    if not is_whole(value, 1) or value > most:
         raise GraphError(f"{user_site()}: {what} is a number from 1 to {most}, not {shortened(value)}")
     return int(value)
 

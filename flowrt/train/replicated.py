@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError, path_of, user_site
 from flowrt.base.locating import checked_function, fitting
+from flowrt.base.plain import is_whole
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief
 from flowrt.data import Source
@@ -133,7 +133,7 @@ class Replicated(Trainer):
         names than ``inputs``; `LedgerError` for a ledger that cannot be written; `GraphError` for what is no `Session`
         or no iterable, and for ``detached`` without a source or a name of the session, or with copies.
         """
-        if isinstance(ahead, bool) or not isinstance(ahead, Integral) or ahead < 0:
+        if not is_whole(ahead, 0):
             raise GraphError(f"{user_site()}: ahead is a number of steps, 0 or more, not {ahead!r}")
         if isinstance(batches, Source):
             check_source(self, batches, user_site())

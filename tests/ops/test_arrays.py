@@ -149,3 +149,33 @@ def test_a_running_product_in_a_loop_has_the_slope_that_it_has_outside() -> None
     with fr.BlockingSession(graph) as session:
         found, wanted = session.run([inside, outside], {x: (X - 3).astype("float64")})
     np.testing.assert_allclose(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda n: fr.split(X, n, 1),
+        lambda n: fr.tensordot(X, X.T, n - 1),
+        lambda n: fr.dynamic_partition(X, [0, 1], n),
+        lambda n: fr.nn.conv2d_transpose(
+            X.reshape(1, 2, 2, 3), np.ones((3, 3, 1, 3), "float32"), 4, "VALID", output_padding=n
+        ),
+        lambda n: fr.random.log_uniform((4,), n, seed=1),
+        lambda n: fr.nn.sampled_softmax(X, None, [0, 1], X, n, seed=1),
+    ],
+    ids=["split", "tensordot", "dynamic_partition", "conv2d_transpose", "log_uniform", "sampled_softmax"],
+)
+def test_a_number_may_be_numpys(made: Callable[[Any], Any]) -> None:
+    for found, wanted in zip(made(np.int64(2)), made(2), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_what_is_built_with_numpys_numbers_holds_pythons() -> None:
+    n = np.int64(2)
+    with fr.Graph() as graph:
+        fr.FIFOQueue(n, "float32", ())
+        fr.ShuffleQueue(n + 1, n, "float32", ())
+        scaled = fr.LossScaled(fr.optim.LBFGS(history=n, evaluations=n), grow_every=n)
+        scaled.minimize(fr.square(fr.Variable(1.0)))
+    assert fr.Graph.from_bytes(graph.to_bytes()).to_bytes() == graph.to_bytes()
+    fr.LocalCluster(ps=n)
