@@ -39,16 +39,18 @@ class Followings:
         way: Callable[[int, int, str], Way],
         servers: Callable[[int], Server],
     ) -> Any:
-        """Do as the client of ``epoch`` asks; ``way`` makes the way of a run, which `servers` finds."""
+        """Do as the client of ``epoch`` asks; ``way`` makes one's way, ``servers`` finds one by its run."""
         match asked:
             case Follow(follow):
                 if follow not in self._followers:  # else it is asked again, as the answer was lost
+                    self._epochs[follow] = epoch
                     for other in self._of(asked.container, asked.group):
                         await self._end(other)
-                    self._epochs[follow] = epoch
-                    apply = Closed(plans(asked.apply), asked.seed)
-                    self._followers[follow] = Follower(asked, apply, way(follow, asked.seed, epoch))
-                await self._followers[follow].ready()
+                    # meanwhile its client may be gone, or have asked again
+                    if follow in self._epochs and follow not in self._followers:
+                        apply = Closed(plans(asked.apply), asked.seed)
+                        self._followers[follow] = Follower(asked, apply, way(follow, asked.seed, epoch))
+                await self._follower(follow).ready()
                 return None
             case Lead(follow):
                 if follow not in self._leaders:  # as above

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pytest
 
-from flowrt.base.errors import ResourceError
+from flowrt.base.errors import RemoteError, ResourceError
 from flowrt.base.plan import PlanFeed
 from flowrt.base.spec import Spec
 from flowrt.sched.drivers.following import Follow, Had, Lead, Passed
 from flowrt.sched.drivers.tasks import Tasks
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.variables import Variables
+from flowrt.sched.runs.followings import Followings
 from flowrt.sched.server import follower, leading, led
 from flowrt.sched.server.follower import Follower
 from flowrt.sched.server.leading import Leader
 from flowrt.sched.server.led import Led
-
-if TYPE_CHECKING:
-    import pytest
 
 A, B = "/job:ps/task:0", "/job:ps/task:1"
 W, STEP = ("", "w"), ("", "step")
@@ -276,3 +275,21 @@ async def test_too_many_bytes_of_updates_wait_for_no_more_while_the_variables_ar
     world.exchange()
     assert not world.leader.lags
     those.close()
+
+
+async def test_nobody_follows_for_a_client_that_is_gone_by_then() -> None:
+    tasks, over = Tasks(), asyncio.Event()
+    followings = Followings(tasks)
+    before: Any = SimpleNamespace(asked=SimpleNamespace(container="", group="g"), end=over.wait)
+    followings._followers[1] = before  # who followed before: its end is waited for
+    about = Follow(2, "", "g", (), (), 0, 0, (), 0)
+    never: Any = None  # neither plans, a way nor servers are asked for
+    asking = asyncio.create_task(followings.answer(about, "client", never, never, never))
+    await asyncio.sleep(0)
+    followings.ended("client")
+    await asyncio.sleep(0)
+    over.set()
+    with pytest.raises(RemoteError, match="nobody here follows so"):
+        await asking
+    assert not followings._followers
+    await tasks.aclose()
