@@ -334,7 +334,7 @@ async def test_a_session_cannot_be_used_before_or_after() -> None:
 
 async def test_a_failed_opening_leaves_nothing() -> None:
     with fr.Graph() as graph:
-        fr.Variable(np.zeros(1000), name="large")
+        fr.Variable(np.zeros(10_000), name="large")
     with pytest.raises(fr.ResourceError):
         await fr.Session(graph, options=fr.Options(memory_limit=4096)).__aenter__()
     assert lanes() == []
