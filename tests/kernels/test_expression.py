@@ -74,10 +74,11 @@ def test_an_expression_of_narrow_functions_says_where_it_holds() -> None:
     expression = express((F8, F8), (("multiply", (0, 1), F8), ("sin", (2,), F8), ("cos", (0,), F8)), (3, 4))
     found = narrowed(expression)
     assert found is not None
+    narrow, fits = found
     for x, y, holds in ((1.0, 2.0, (True, True)), (2.0**19, 2.0, (False, True)), (2.0**20, 0.5, (True, False))):
-        assert tuple(map(bool, found.fits.function()(x, y))) == holds
+        assert tuple(map(bool, fits.function()(x, y))) == holds
         if all(holds):
-            np.testing.assert_allclose(found.expression.function()(x, y), expression.function()(x, y), rtol=1e-15)
+            np.testing.assert_allclose(narrow.function()(x, y), expression.function()(x, y), rtol=1e-15)
     assert narrowed(express((F4, F4), MEMBERS, (4, 5))) is None
 
 

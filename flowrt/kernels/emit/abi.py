@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core.extending import intrinsic
 
 ENTRY = types.void(types.intp, types.intp, types.intp, types.intp)
 OPTIONS = {
@@ -17,6 +20,24 @@ OPTIONS = {
 INLINED = OPTIONS | {"forceinline": True}  # a call left in a loop would keep it from being vectorised
 WORD = ir.IntType(64)
 ZERO, ONE = ir.Constant(WORD, 0), ir.Constant(WORD, 1)
+
+
+def emitted(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator of what emits instructions, given a builder and LLVM's values: compiled code calls it as of that
+    signature."""
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            found = emit(builder, *args)
+            return context.get_dummy_value() if signature.return_type == types.void else found
+
+        @wraps(emit)
+        def typed(typing_context: Any, *kinds: Any) -> Any:
+            return signature, codegen
+
+        return intrinsic(typed)
+
+    return decorate
 
 
 def pointer(builder: Any, address: Any, kind: Any) -> Any:

@@ -16,6 +16,7 @@ from numba.np import numpy_support
 
 from flowrt.kernels.emit.abi import ONE, WORD, ZERO
 from flowrt.kernels.emit.lowering import Lowered
+from flowrt.kernels.language.composing import narrowed
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.expression import Expression
@@ -102,6 +103,12 @@ def infer_types(typing_context: Any, expression: Expression) -> Composition:
         taken = tuple(kinds[i] for i in member.operands)
         calls.append((dispatcher, typing_context.resolve_function_type(dispatcher, taken, {})))
     return Composition(expression, kinds, tuple(calls))
+
+
+def infer_narrow(typing_context: Any, expression: Expression) -> tuple[Composition, Composition] | None:
+    """The same of narrow functions, if there are any, and of what tells whether all of them fit; see `narrowed`."""
+    found = narrowed(expression)
+    return found and (infer_types(typing_context, found[0]), infer_types(typing_context, found[1]))
 
 
 def composed(expression: Expression) -> Any:

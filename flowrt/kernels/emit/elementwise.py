@@ -22,7 +22,6 @@ An output may be an input's memory, entry for entry. Where an output overlaps an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
@@ -32,10 +31,9 @@ from numba.extending import intrinsic
 from numba.np import numpy_support
 
 from flowrt.kernels.emit.abi import ENTRY, ONE, WORD, ZERO, operand_address, pointer, word
-from flowrt.kernels.emit.compose import Composition, Independent, infer_types
+from flowrt.kernels.emit.compose import Composition, Independent, infer_narrow, infer_types
 from flowrt.kernels.emit.odometer import in_blocks, larger, outer_position, rows_between, smaller
 from flowrt.kernels.emit.reductions import GROUP, Reducing, add_groups, add_lanes, no_lanes
-from flowrt.kernels.language.composing import narrowed
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.expression import Expression
@@ -64,7 +62,7 @@ def scalar_loops(expression: Expression, pattern: Sequence[int]) -> Any:
     @intrinsic
     def scalars(typing_context: Any, bases: Any, block: Any, begin: Any, end: Any) -> Any:
         composition = infer_types(typing_context, expression)
-        narrow = _narrow_of(typing_context, expression)
+        narrow = infer_narrow(typing_context, expression)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             _Loops(context, builder, composition, narrow, args).emit(pattern)
@@ -75,26 +73,16 @@ def scalar_loops(expression: Expression, pattern: Sequence[int]) -> Any:
     return scalars
 
 
-@dataclass(frozen=True, slots=True)
-class _Narrow:
-    """`expression.Narrowed`, with its types."""
-
-    composition: Composition
-    fits: Composition
-
-
-def _narrow_of(typing_context: Any, expression: Expression) -> _Narrow | None:
-    found = narrowed(expression)
-    if found is None:
-        return None
-    return _Narrow(infer_types(typing_context, found.expression), infer_types(typing_context, found.fits))
-
-
 class _Loops:
     """The code of one entry as it is emitted. Operands are the inputs, then the results."""
 
     def __init__(
-        self, context: Any, builder: Any, composition: Composition, narrow: _Narrow | None, args: Sequence[Any]
+        self,
+        context: Any,
+        builder: Any,
+        composition: Composition,
+        narrow: tuple[Composition, Composition] | None,
+        args: Sequence[Any],
     ) -> None:
         self._context, self._builder, self._composition, self._narrow = context, builder, composition, narrow
         bases, block, self._begin, self._end = args
@@ -243,9 +231,10 @@ class _Loops:
         if self._narrow is None:
             yield self._composition
             return
-        with self._builder.if_else(self._all_fit(self._narrow.fits, at, count, steps)) as (then, otherwise):
+        narrow, fits = self._narrow
+        with self._builder.if_else(self._all_fit(fits, at, count, steps)) as (then, otherwise):
             with then:
-                yield self._narrow.composition
+                yield narrow
             with otherwise:
                 yield self._composition
 

@@ -24,7 +24,7 @@ from numba.extending import intrinsic
 from numba.np import numpy_support
 from numba.np.arrayobj import make_array, populate_array
 
-from flowrt.kernels.emit.abi import ENTRY
+from flowrt.kernels.emit.abi import ENTRY, emitted
 from flowrt.kernels.emit.abi import WORD as _WORD
 from flowrt.kernels.emit.abi import operand_address as _operand_address
 from flowrt.kernels.emit.abi import pointer as _pointer
@@ -116,14 +116,10 @@ def _word_value(context: Any, builder: Any, kind: Any, block: Any, following: It
     return builder.bitcast(value, ir.DoubleType()) if kind is types.float64 else value
 
 
-@intrinsic
-def word_at(typing_context: Any, address: Any, position: Any) -> Any:
+@emitted(types.intp(types.intp, types.intp))
+def word_at(builder: Any, address: Any, position: Any) -> Any:
     """The int64 at ``position`` of the words at ``address``."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.gep(_pointer(builder, args[0], _WORD), [args[1]]))
-
-    return types.intp(types.intp, types.intp), codegen
+    return builder.load(builder.gep(_pointer(builder, address, _WORD), [position]))
 
 
 def _reduction(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
@@ -206,27 +202,17 @@ def emit(
     return object_code(entry, symbol)
 
 
-@intrinsic
-def set_word(typing_context: Any, address: Any, position: Any, value: Any) -> Any:
+@emitted(types.void(types.intp, types.intp, types.intp))
+def set_word(builder: Any, address: Any, position: Any, value: Any) -> None:
     """Make ``value`` the int64 at ``position`` of the words at ``address``."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[2], builder.gep(_pointer(builder, args[0], _WORD), [args[1]]))
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), codegen
+    builder.store(value, builder.gep(_pointer(builder, address, _WORD), [position]))
 
 
-@intrinsic
-def call_entry(typing_context: Any, entry: Any, bases: Any, block: Any, begin: Any, end: Any) -> Any:
+@emitted(types.void(*[types.intp] * 5))
+def call_entry(builder: Any, entry: Any, bases: Any, block: Any, begin: Any, end: Any) -> None:
     """Call the entry at an address for a range of its units."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_WORD] * 4)
-        builder.call(_pointer(builder, args[0], kind), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 5), codegen
+    kind = ir.FunctionType(ir.VoidType(), [_WORD] * 4)
+    builder.call(_pointer(builder, entry, kind), [bases, block, begin, end])
 
 
 def object_code(entry: Callable[..., None], symbol: str) -> bytes:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
+from flowrt.kernels.emit.abi import emitted
 from flowrt.kernels.emit.lowering import Lowered, bind
 from flowrt.kernels.ops.precision import of_float16, to_float16
 from flowrt.kernels.store.surroundings import has_half_conversions
@@ -34,17 +34,11 @@ def _narrowed(x: Any) -> Any:
     return _truncate(np.float32(x))
 
 
-@intrinsic
-def _extend(typing_context: Any, bits: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), codegen
+@emitted(types.float32(types.uint16))
+def _extend(builder: Any, bits: Any) -> Any:
+    return builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType())
 
 
-@intrinsic
-def _truncate(typing_context: Any, x: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(types.float32), codegen
+@emitted(types.uint16(types.float32))
+def _truncate(builder: Any, x: Any) -> Any:
+    return builder.bitcast(builder.fptrunc(x, ir.HalfType()), ir.IntType(16))

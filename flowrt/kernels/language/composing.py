@@ -6,7 +6,7 @@ Law: pure; it picks kernels, and compiles nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -62,16 +62,9 @@ def one_function(function: Function, dtypes: Sequence[Any], op: str = "") -> Exp
     return Expression(tuple(inputs), (member,), (len(inputs),))
 
 
-@dataclass(frozen=True, slots=True)
-class Narrowed:
-    """An expression of narrow functions, and the one whose results say, entry by entry, whether all of them fit."""
-
-    expression: Expression
-    fits: Expression
-
-
-def narrowed(expression: Expression) -> Narrowed | None:
-    """The same values by functions that are narrow, where there are any; see `table.Narrow`."""
+def narrowed(expression: Expression) -> tuple[Expression, Expression] | None:
+    """The same values by functions that are narrow, where there are any (see `table.Narrow`), and the expression whose
+    results say, entry by entry, whether all of these fit."""
     members, tests = [], []
     for member in expression.members:
         narrow = NARROW.get(member.function)
@@ -82,9 +75,8 @@ def narrowed(expression: Expression) -> Narrowed | None:
         return None
     first = len(expression.inputs) + len(members)
     asked = tuple(range(first, first + len(tests)))
-    return Narrowed(
-        replace(expression, members=tuple(members)), Expression(expression.inputs, (*members, *tests), asked)
-    )
+    fits = Expression(expression.inputs, (*members, *tests), asked)
+    return replace(expression, members=tuple(members)), fits
 
 
 def is_scalar_function(op: str, dtypes: Sequence[Any], device: str = "cpu") -> bool:

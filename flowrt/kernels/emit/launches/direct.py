@@ -17,6 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from flowrt.kernels.emit.abi import emitted, pointer
 from flowrt.kernels.emit.entries import set_word, word_at
 from flowrt.kernels.emit.lowering import Lowered, linked_object
 from flowrt.kernels.run import direct as at
@@ -45,27 +46,19 @@ def call(typing_context: Any, function: Any, words: Any) -> Any:
     return types.intp(types.intp, words), codegen
 
 
-@intrinsic
-def _int_at(typing_context: Any, address: Any) -> Any:
+@emitted(types.intp(types.intp))
+def _int_at(builder: Any, address: Any) -> Any:
     """C's ``int`` at an address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(32).as_pointer())
-        return builder.sext(builder.load(pointer), _WORD)
-
-    return types.intp(types.intp), codegen
+    return builder.sext(builder.load(pointer(builder, address, ir.IntType(32))), _WORD)
 
 
 def stack(count: int) -> Any:
     """A function of the address of so many words that live as long as the call, and hold nothing yet."""
 
-    @intrinsic
-    def words(typing_context: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            with builder.goto_entry_block():  # unlike Numba's own `alloca_once` this fills them with no zeros
-                return builder.ptrtoint(builder.alloca(ir.ArrayType(_WORD, count)), _WORD)
-
-        return types.intp(), codegen
+    @emitted(types.intp())
+    def words(builder: Any) -> Any:
+        with builder.goto_entry_block():  # unlike Numba's own `alloca_once` this fills them with no zeros
+            return builder.ptrtoint(builder.alloca(ir.ArrayType(_WORD, count)), _WORD)
 
     return words
 

@@ -16,8 +16,7 @@ from numba.core import cgutils
 
 from flowrt.kernels.composite.iteration import LEAST_LANES, LaneValues
 from flowrt.kernels.emit.abi import WORD
-from flowrt.kernels.emit.compose import Composition, Independent, infer_types
-from flowrt.kernels.language.composing import narrowed
+from flowrt.kernels.emit.compose import Composition, Independent, infer_narrow, infer_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +44,7 @@ class TypedLanes:
 
 def typed_lanes(typing_context: Any, lanes: LaneValues) -> TypedLanes:
     """Entries alike whose members Numba has typed and lowered."""
-    found = narrowed(lanes.expression)
-    narrow = None
-    if found is not None:
-        narrow = infer_types(typing_context, found.expression), infer_types(typing_context, found.fits)
+    narrow = infer_narrow(typing_context, lanes.expression)
     return TypedLanes(lanes, infer_types(typing_context, lanes.expression), narrow)
 
 

@@ -11,10 +11,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from flowrt.kernels.composite import nested
-from flowrt.kernels.emit.abi import pointer
+from flowrt.kernels.emit.abi import emitted, pointer
 from flowrt.kernels.emit.entries import RUN_WORDS, call_entry, object_code, set_word, word_at
 from flowrt.kernels.emit.launches.atomic import load
 from flowrt.kernels.emit.launches.tape import claim, leave, run_iteration
@@ -40,31 +39,20 @@ CARRIED_WORDS, ROW_WORDS, LAUNCH_WORDS, CONSTANT_WORDS = (
 )  # fmt: skip
 
 
-@intrinsic
-def _byte_at(typing_context: Any, address: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.zext(builder.load(pointer(builder, args[0], _BYTE)), ir.IntType(64))
-
-    return types.intp(types.intp), codegen
+@emitted(types.intp(types.intp))
+def _byte_at(builder: Any, address: Any) -> Any:
+    return builder.zext(builder.load(pointer(builder, address, _BYTE)), ir.IntType(64))
 
 
-@intrinsic
-def _copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to, of = (pointer(builder, address, _BYTE) for address in args[:2])
-        cgutils.raw_memcpy(builder, to, of, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), codegen
+@emitted(types.void(types.intp, types.intp, types.intp))
+def _copy_bytes(builder: Any, target: Any, source: Any, count: Any) -> None:
+    to, of = (pointer(builder, address, _BYTE) for address in (target, source))
+    cgutils.raw_memcpy(builder, to, of, count, 1)
 
 
-@intrinsic
-def _clear_bytes(typing_context: Any, target: Any, count: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cgutils.memset(builder, pointer(builder, args[0], _BYTE), args[1], 0)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), codegen
+@emitted(types.void(types.intp, types.intp))
+def _clear_bytes(builder: Any, target: Any, count: Any) -> None:
+    cgutils.memset(builder, pointer(builder, target, _BYTE), count, 0)
 
 
 @Lowered

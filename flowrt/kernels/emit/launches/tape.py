@@ -17,8 +17,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
+from flowrt.kernels.emit.abi import emitted
 from flowrt.kernels.emit.entries import RUN_WORDS, call_entry, object_code, set_word, word_at
 from flowrt.kernels.emit.launches.atomic import add, least, load, pause, replace, store
 from flowrt.kernels.emit.lowering import Lowered
@@ -36,16 +36,12 @@ _clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.
 _MONOTONIC = time.CLOCK_MONOTONIC
 
 
-@intrinsic
-def _two_words(typing_context: Any) -> Any:
+@emitted(types.intp())
+def _two_words(builder: Any) -> Any:
     """The address of two words on this thread's stack."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        with builder.goto_entry_block():
-            place = builder.alloca(_WORD, 2)
-        return builder.ptrtoint(place, _WORD)
-
-    return types.intp(), codegen
+    with builder.goto_entry_block():
+        place = builder.alloca(_WORD, 2)
+    return builder.ptrtoint(place, _WORD)
 
 
 @Lowered
