@@ -119,7 +119,8 @@ class Term(Delay):
             self.refuse(f"at={self.at!r} is no place where it strikes; expected {', '.join(self.MAY_STRIKE)}")
 
     def check(self) -> None:
-        """Refuse what makes no sense of its own."""
+        """Refuse what makes no sense of its own: what it takes are seconds, where nothing else is said."""
+        self.take_seconds(*self.takes())
 
     def draw(self, rng: np.random.Generator, step: int, replicas: int) -> Seconds | float:
         """Seconds [replicas] of a step, whenever and whomever it strikes."""

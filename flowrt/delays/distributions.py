@@ -19,9 +19,6 @@ class Constant(Term):
 
     WORD: ClassVar[str] = "constant"
 
-    def check(self) -> None:
-        self.take_seconds("seconds")
-
     def draw(self, rng: np.random.Generator, step: int, replicas: int) -> float:
         return self.seconds
 
@@ -38,9 +35,6 @@ class Exponential(Term):
 
     WORD: ClassVar[str] = "exponential"
 
-    def check(self) -> None:
-        self.take_seconds("mean")
-
     def draw(self, rng: np.random.Generator, step: int, replicas: int) -> Seconds:
         return rng.exponential(self.mean, replicas)
 
@@ -56,9 +50,6 @@ class ShiftedExponential(Term):
     mean: float
 
     WORD: ClassVar[str] = "shifted"
-
-    def check(self) -> None:
-        self.take_seconds("least", "mean")
 
     def draw(self, rng: np.random.Generator, step: int, replicas: int) -> Seconds:
         return self.least + rng.exponential(self.mean, replicas)

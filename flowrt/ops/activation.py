@@ -16,13 +16,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor, TensorOrArray
     from flowrt.typed import Operand, Result
 
-__all__ = [
-    "elu",
-    "gelu",
-    "leaky_relu",
-    "silu",
-    "softplus",
-]
+__all__ = ["elu", "gelu", "leaky_relu", "silu", "softplus"]
 
 
 FAR = 40.0  # so far from 0 no float is left of a normal number's density

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
     from flowrt.graph import TensorOrArray
     from flowrt.typed import Operand
 
-__all__ = [
-    "dot",
-    "einsum",
-    "tensordot",
-]
+__all__ = ["dot", "einsum", "tensordot"]
 
 Labels: TypeAlias = tuple[str, ...]
 ELLIPSIS = "..."

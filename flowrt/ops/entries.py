@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor, TensorOrArray
     from flowrt.typed import Operand, Result
 
-__all__ = [
-    "gather_nd",
-    "scatter_nd",
-    "take_along_axis",
-]
+__all__ = ["gather_nd", "scatter_nd", "take_along_axis"]
 
 
 @op

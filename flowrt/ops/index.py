@@ -23,12 +23,7 @@ if TYPE_CHECKING:
     from flowrt.op import DType
     from flowrt.typed import Operand, Result
 
-__all__ = [
-    "one_hot",
-    "scatter_add",
-    "segment_sum",
-    "take",
-]
+__all__ = ["one_hot", "scatter_add", "segment_sum", "take"]
 
 
 def _indices(indices: Spec) -> None:

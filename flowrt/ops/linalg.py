@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor, TensorOrArray
     from flowrt.typed import Operand, Result
 
-__all__ = [
-    "matmul",
-    "norm",
-]
+__all__ = ["matmul", "norm"]
 
 
 STORED = (("bfloat16", "matmul_bfloat16"), ("float16", "matmul_float16"))

@@ -42,13 +42,7 @@ if TYPE_CHECKING:
     from flowrt.graph import TensorOrArray
     from flowrt.typed import Operand
 
-__all__ = [
-    "case",
-    "cond",
-    "map_fn",
-    "scan",
-    "while_loop",
-]
+__all__ = ["case", "cond", "map_fn", "scan", "while_loop"]
 
 
 @overload

@@ -39,10 +39,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor, TensorOrArray
     from flowrt.typed import Operand, Result
 
-__all__ = [
-    "dynamic_partition",
-    "dynamic_stitch",
-]
+__all__ = ["dynamic_partition", "dynamic_stitch"]
 
 
 @op(elsewhere=Elsewhere.AGAIN, gradient=None)

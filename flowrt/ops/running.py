@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.typed import Operand, Result
 
-__all__ = [
-    "cumprod",
-]
+__all__ = ["cumprod"]
 
 
 @op

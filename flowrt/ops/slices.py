@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
     from flowrt.typed import Operand, Result
 
-__all__ = [
-    "IndexedSlices",
-]
+__all__ = ["IndexedSlices"]
 
 ABSENT = -(1 << 63)
 """An index that is no row's, where an op is told that some may be absent; else it is out of range as any other."""

@@ -29,15 +29,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor, TensorOrArray
     from flowrt.typed import Operand, Result
 
-__all__ = [
-    "argsort",
-    "boolean_mask",
-    "nonzero",
-    "searchsorted",
-    "sort",
-    "top_k",
-    "unique",
-]
+__all__ = ["argsort", "boolean_mask", "nonzero", "searchsorted", "sort", "top_k", "unique"]
 
 
 def _in_order(x: Spec, axis: Any) -> Shape | None:

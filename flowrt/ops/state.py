@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from flowrt.op import DType, Op
     from flowrt.typed import Operand, Result
 
-__all__ = [
-    "Variable",
-]
+__all__ = ["Variable"]
 
 
 @op(stateful=True)

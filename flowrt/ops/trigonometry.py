@@ -17,18 +17,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.typed import Operand, Result
 
-__all__ = [
-    "acos",
-    "asin",
-    "atan",
-    "atan2",
-    "cos",
-    "cosh",
-    "hypot",
-    "sin",
-    "sinh",
-    "tan",
-]
+__all__ = ["acos", "asin", "atan", "atan2", "cos", "cosh", "hypot", "sin", "sinh", "tan"]
 
 
 def _near(x: Tensor, power: float = 1.0) -> Any:
