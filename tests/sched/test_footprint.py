@@ -8,11 +8,12 @@ import random
 import subprocess
 import sys
 import textwrap
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
-from places import PYTHONPATH
+from places import PYTHONPATH, ROOT
 from session_world import host_of
 
 import flowrt as fr
@@ -95,6 +96,36 @@ async def test_the_copy_of_a_strided_feed_is_counted_and_predicted() -> None:
             memory.forget_peak()
             await session.run(y, {x: strided})
             assert memory.statistics().peak == told.peak_bytes
+
+
+async def test_what_a_step_finds_out_only_as_it_runs_is_left_out_by_name_and_what_is_on_other_devices_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import_module("arena")
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None,), name="x")
+        large = fr.FIFOQueue(2, "float32", (1 << 16,), name="large").dequeue() + 1.0
+        some = fr.boolean_mask(x, x > 0.0) * 2.0
+        with fr.device("arena:0"):
+            there = x * 3.0
+        back = there + 1.0
+    nbytes = bytes_counted(4 << 16)
+    expected = [
+        (large, nbytes, ["dequeue 'large/dequeue'", "what it holds is known only when it runs"]),
+        (some, 0, ["slice_along", "depends on values"]),
+        (back, nbytes, []),
+    ]
+    for optimize in (True, False):
+        options = fr.Options(threads=1, devices=("cpu:0", "arena"), optimize=optimize)
+        async with fr.Session(graph, options=options) as session:
+            for fetch, peak, told in expected:
+                step = session._step(fetch, (x,))
+                await step.register(session._open())
+                predicted = step.registered.footprint([fr.Spec("float32", (1 << 16,))])
+                assert predicted.peak == peak
+                assert all(words in text for text in predicted.left_out for words in told)
+                assert len(predicted.left_out) == bool(told)
 
 
 async def test_a_direct_calls_outputs_are_counted() -> None:
