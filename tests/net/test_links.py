@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,28 @@ async def test_who_cannot_be_reached_and_refuses_nothing_is_gone_after_a_while(
     async with told.links:
         place = ("127.0.0.1", 1)
         assert await told.post(place) == ([(place, "")] if gone else [])
+
+
+async def test_who_cannot_be_reached_is_tried_less_and_less_often_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "RETRY", 0.001)
+    monkeypatch.setattr(links, "SELDOM", 0.004)
+    reached = False
+
+    async def perhaps(*how: Any) -> Any:
+        if not reached:
+            raise LinkBroken("no way")
+        return SimpleNamespace(closed=False, post=lambda message: True, close=lambda: None)
+
+    told, place, pauses = Told(), ("127.0.0.1", 1), []
+    monkeypatch.setattr(told.links, "_open", perhaps)
+    async with told.links:
+        for _ in range(4):
+            await told.post(place)
+            pauses.append(told.links._pauses[place])
+        assert pauses == [0.001, 0.002, 0.004, 0.004]
+        reached = True
+        await told.post(place)
+        assert (told.links._pauses, told.links._since) == ({}, {})
 
 
 async def test_that_a_link_broke_which_stood_is_told_with_the_link() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flowrt.base.errors import FeedError
 from flowrt.base.spec import Spec
 from flowrt.train import batches
 from flowrt.train.batches import EARLIER, LACKED, LONG, LOOKED_AT, TOGETHER, Batches, Supply
@@ -210,6 +211,20 @@ def test_whoever_fills_is_told_that_nothing_is_left_as_totals_are_to_be_said_the
     handing.supply.begin(lambda: told.append(handing.supply.over))
     handing.supply.fill()
     assert told == [True]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_batch_of_other_names_is_refused_from_either_kind_of_source(waits: bool) -> None:
+    given = [{"x": 1}, {"x": 1, "z": 1}]
+
+    async def coming() -> AsyncIterator[dict[str, Any]]:
+        for batch in given:
+            yield batch
+
+    source = Batches(coming() if waits else given, ["x"])
+    assert (await source.wait_next() if waits else source.next()) == {"x": 1}
+    with pytest.raises(FeedError, match="z"):
+        _ = await source.wait_next() if waits else source.next()
 
 
 async def test_what_is_drawn_between_two_runs_waits_for_the_next_one_which_hears_of_the_end() -> None:
