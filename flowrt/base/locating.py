@@ -107,11 +107,18 @@ def misfit(what: str, takes: Signature, args: Sequence[Any], kwargs: Mapping[str
             takes.bind(*args, **kwargs)
             reason = "these arguments do not fit"
         except TypeError as error:
-            reason = str(error)
+            reason = f"{error}{_as_one(list(takes.parameters), args)}"
     else:
         fix = keyword_hint(wrong, [name for name in takes.parameters if name not in kwargs])
         reason = f"got an unexpected keyword argument {wrong!r}{fix}"
     return located_error(f"{what}{as_called(takes)}", SpecError(reason))
+
+
+def _as_one(names: Sequence[str], args: Sequence[Any]) -> str:
+    """How to give sizes or axes that were given one by one."""
+    at = next((n for n, name in enumerate(names) if name in ("shape", "axes", "repeats")), len(names))
+    several = len(args) > at + 1 and all(type(value) is int for value in args[at:])
+    return f"; write {names[at]}={tuple(args[at:])}" if several else ""
 
 
 DEPTHS = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, MemoryError)

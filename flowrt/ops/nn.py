@@ -161,7 +161,7 @@ def softmax_cross_entropy(logits: Operand, labels: Operand, *, name: str | None 
     counted = told.dtype.kind in "biu"
     if counted and (given.dims is None or told.dims is None or told.rank != given.rank):
         return class_cross_entropy(logits, labels, name=name)
-    return cross_entropy(logits, astype(labels, given.dtype) if counted else labels, name=name)
+    return _weighted_entropy(logits, astype(labels, given.dtype) if counted else labels, name=name)
 
 
 def _check_logits(logits: Spec) -> None:
@@ -215,16 +215,16 @@ def class_cross_entropy_slope_grad(node: Node, d: Tensor) -> tuple[Any, ...]:
     return softmax_slope(softmax(logits), d, -1) * expand_dims(dy, -1), None, sum(d * each, -1)
 
 
-@op(promote=True)
-def cross_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> Result:
+@op(name="cross_entropy", promote=True)
+def _weighted_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> Result:
     """`softmax_cross_entropy` where labels are weights of all classes."""
     _check_logits(logits)
     dims = merged([logits.dims, labels.dims], [logits, labels])
     return Spec(logits.dtype, None if dims is None else dims[:-1])
 
 
-@cross_entropy.gradient
-def cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+@_weighted_entropy.gradient
+def weighted_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     logits, labels = node.inputs
     return cross_entropy_slope(logits, labels, dy), negative(expand_dims(dy, -1) * log_softmax(logits))
 
@@ -255,17 +255,17 @@ def sigmoid_cross_entropy(logits: Operand, labels: Operand, *, name: str | None 
     if not is_float(given.dtype):
         raise SpecError(f"logits must be floating, got {given}; use astype")
     counted = told.dtype.kind in "biu"
-    return binary_cross_entropy(logits, astype(labels, given.dtype) if counted else labels, name=name)
+    return _entry_entropy(logits, astype(labels, given.dtype) if counted else labels, name=name)
 
 
-@op(promote=True)
-def binary_cross_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> Result:
+@op(name="binary_cross_entropy", promote=True)
+def _entry_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> Result:
     """`sigmoid_cross_entropy` where labels are floats."""
     return Spec(logits.dtype, broadcast(logits, labels))
 
 
-@binary_cross_entropy.gradient
-def binary_cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+@_entry_entropy.gradient
+def entry_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     logits, labels = node.inputs
     return dy * (sigmoid(logits) - labels), negative(dy * logits)
 

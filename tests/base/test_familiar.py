@@ -40,6 +40,7 @@ TYPED = {
         "randn": "random.normal",
         "max_pool": "nn.max_pool2d",
         "cross_entropy": "nn.softmax_cross_entropy",
+        "fmod": "fr.sign(a) * fr.remainder(fr.abs(a), fr.abs(b))",
         "isclose": "abs",
         "global_variables_initializer": "starts variables",
         "float32": '"float32"',
@@ -58,6 +59,9 @@ TYPED = {
         "CrossEntropyLoss": "softmax_cross_entropy",
         "Linear": "matmul",
         "relu6": "fr.clip(x, 0, 6)",
+        "l2_loss": "fr.sum(fr.square(x)) / 2",
+        "cross_entropy": "fr.nn.softmax_cross_entropy(logits, labels)",
+        "binary_cross_entropy": "fr.nn.sigmoid_cross_entropy(logits, labels)",
         "scaled_dot_product_attention": "fr.nn.attention(q, k, v, mask, causal=True)",
         "GRUCell": "fr.nn.gru(x, h, w_x, w_h, bias)",
         "sampled_softmax_loss": "fr.nn.sampled_softmax(weights, biases, labels, inputs, num_sampled)",
@@ -119,6 +123,8 @@ CONSTRUCTED: list[tuple[Callable[..., object], dict[str, object], str]] = [
     (fr.train.Replicated, {"num_replicas": 3}, "replicas="),
     (fr.train.FirstOf, {"update": 3}, "did you mean updates="),
     (fr.Graph, {"sed": 1}, "did you mean seed="),
+    (fr.optim.SGD, {"lr": 0.1, "momentum": 0.9}, r"write fr.optim.Momentum\(lr, momentum"),
+    (fr.optim.Adam, {"lr": 0.1, "weight_decay": 0.1}, r"write fr.optim.AdamW\(lr, weight_decay\)"),
 ]
 
 
@@ -128,6 +134,12 @@ def test_an_argument_of_a_class_that_is_called_otherwise_elsewhere_is_answered_b
 ) -> None:
     with pytest.raises((fr.SpecError, fr.GraphError), match=rf"test_familiar.py:\d+.*{here}"):
         kind(**given)
+
+
+def test_sizes_that_are_given_one_by_one_are_answered_by_a_tuple() -> None:
+    for function, given, here in ((fr.reshape, (2, -1), "shape=(2, -1)"), (fr.transpose, (1, 0), "axes=(1, 0)")):
+        with pytest.raises(fr.SpecError, match=rf"too many positional arguments; write {re.escape(here)}"):
+            function(np.ones((2, 3)), *given)
 
 
 def test_asking_for_what_is_not_there_stays_an_ordinary_question() -> None:
@@ -178,7 +190,7 @@ OF_ONE = (
     "nan_to_num",
 )
 ABOVE_ONE = ("log2", "log10", "arccosh", "trace", "diagonal", "triu", "tril", "rot90")
-OF_TWO = ("fmax", "fmin", "logaddexp", "vdot", "vecdot", "copysign", "array_equal")
+OF_TWO = ("fmod", "fmax", "fmin", "logaddexp", "vdot", "vecdot", "copysign", "array_equal")
 """NumPy's functions that are answered by expressions of their operands alone."""
 
 
@@ -187,9 +199,10 @@ def test_expressions_come_to_what_they_stand_for() -> None:
     cases = (
         [(name, (x,)) for name in OF_ONE] + [(name, (y,)) for name in ABOVE_ONE] + [(name, (x, y)) for name in OF_TWO]
     )
+    cases += [("fmod", (x, -y)), ("outer", (x[0], y[1]))]
     for name, given in cases:
         expression = hint("fr", name).removeprefix("; write ")
-        found = eval(expression, {"fr": fr, "np": np, "x": given[0], "a": x, "b": y, "n": 2})
+        found = eval(expression, {"fr": fr, "np": np, "x": given[0], "a": given[0], "b": given[-1], "n": 2})
         wanted = np.sum(x * y, -1) if name == "vecdot" else getattr(np, name)(*given)  # NumPy 2 has it
         assert np.allclose(found, wanted), (name, expression)
 
