@@ -3,17 +3,21 @@ an update, as memory is short. Training goes on without, and people are told."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from flowrt.base.errors import as_error
+from flowrt.base.errors import ResourceError, as_error
+from flowrt.sched.server.reporting import OUTCOMES
+from flowrt.sched.versions.ledger import Outcome
 
 if TYPE_CHECKING:
     from flowrt.base.errors import FlowrtError
     from flowrt.sched.drivers.messages import Report
     from flowrt.train.built import Built
 
+SHORTEST, LONGEST = 0.1, 10.0  # seconds that a replica is given no batches, as it had no memory
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +46,46 @@ class Deviceless:
         """Those of ``replicas`` that have what they compute on."""
         losses, tasks = self._nodes.losses, self._trainer.nodes
         return [replica for replica in replicas if self._since.get(replica) != losses.get(tasks[replica], 0)]
+
+
+class Recovering:
+    """Replicas that are given no batches for a while, as memory was short for an update: each time for twice as long.
+
+    They would lose their share of the batches otherwise, one with each step. ``over`` is called after each pause. There
+    is none where a policy may wait for all that are there, who waits for their batches, too.
+    """
+
+    def __init__(self, trainer: Built, over: Callable[[], None]) -> None:
+        self._over = over
+        size = trainer.policy.size(trainer.replicas)
+        self._pauses = not trainer.floor and size is not None and size < trainer.replicas
+        self._seconds: dict[int, float] = {}  # by replica whose updates were not kept since: how long the last one took
+        self.going: dict[int, asyncio.TimerHandle] = {}  # by replica that is given none now: what ends that
+
+    def hear(self, report: Report) -> list[int]:
+        """Take in what a report says; answers whose pause begins."""
+        if not self._pauses or not (report.errors or self._seconds):
+            return []
+        for replica, _, code, *_ in report.receipts:
+            if OUTCOMES[code] is Outcome.KEPT:
+                self._seconds.pop(replica, None)
+        begin = [replica for replica, error, _ in report.errors if error == ResourceError.__name__]
+        begin = [replica for replica in begin if replica not in self.going]
+        for replica in begin:
+            seconds = self._seconds[replica] = min(2 * self._seconds.get(replica, SHORTEST / 2), LONGEST)
+            self.going[replica] = asyncio.get_running_loop().call_later(seconds, self._end, replica)
+        return begin
+
+    def _end(self, replica: int) -> None:
+        del self.going[replica]
+        self._over()
+
+    def close(self) -> None:
+        """End all of them, for good."""
+        self._pauses = False
+        for timer in self.going.values():
+            timer.cancel()
+        self.going.clear()
 
 
 def tell_errors(trainer: Built, report: Report, told: set[int]) -> dict[int, FlowrtError]:

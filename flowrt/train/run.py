@@ -23,7 +23,7 @@ from flowrt.sched.policies import policy_to_data
 from flowrt.sched.versions.opening import Go
 from flowrt.train.changes import Changes
 from flowrt.train.copies import copies_known
-from flowrt.train.deviceless import Deviceless
+from flowrt.train.deviceless import Deviceless, Recovering
 from flowrt.train.enough import explained, tell_silent, wait_for_replicas
 from flowrt.train.opening import agree, who
 from flowrt.train.program import Program, away, births_of, where_lost
@@ -92,6 +92,7 @@ class Run:
         self.policy_at: Callable[[int], Policy] = lambda version: trainer.policy
         self._joining: dict[int, asyncio.Task[None]] = {}
         self._deviceless = Deviceless(trainer, self._runner)
+        self._recovering = Recovering(trainer, lambda: self._excuse(self._runner.suspects))
         self._counted = False  # the servers were told how many batches there are
         self.ended_at = -1  # the version that all servers are at, once it is over and that is known
         self._seen = 0  # versions before this one are reported
@@ -287,6 +288,8 @@ class Run:
             case Report(_, version) if version == self._came:
                 self._reports.append(message)
                 self._news.set()
+                for replica in self._recovering.hear(message):
+                    self._supply.excuse(replica)
                 if self._watcher is not None:
                     self._watcher.hear(message)
             case Gone(_, replica, incarnation) if incarnation > self._incarnations[replica]:
@@ -342,12 +345,13 @@ class Run:
 
     def _excuse(self, suspects: frozenset[str]) -> None:
         for replica, task in enumerate(self._program.replicas):
-            (self._supply.excuse if task in suspects else self._supply.include)(replica)
+            rests = task in suspects or replica in self._recovering.going
+            (self._supply.excuse if rests else self._supply.include)(replica)
         self._fill()
 
     def _going(self) -> set[int]:
-        """The replicas that are lost, or will be as their nodes were told to end."""
-        return self._lost.union(where_lost(self._program.replicas, self._runner.leaving))
+        """The replicas that are lost, or will be as their nodes were told to end, or are given nothing for a while."""
+        return self._lost.union(where_lost(self._program.replicas, self._runner.leaving), self._recovering.going)
 
     def lose(self, replica: int) -> None:
         """Go on without a replica."""
@@ -453,6 +457,7 @@ class Run:
     async def rest(self) -> None:
         """Watch no more who is there, and hand nothing out."""
         self._supply.rest()
+        self._recovering.close()
         working = [*self._watching, *self._joining.values()]
         for task in working:
             task.cancel()

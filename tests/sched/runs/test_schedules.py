@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from copies_world import CopiesWorld
 from policy_world import AllOfThoseLeft, Hasty, Patient
-from schedule_world import SUSPECT, Faults, Runner, Violation, World, batches, simulated
+from schedule_world import SUSPECT, TOWER, Faults, Runner, Violation, World, batches, simulated
 from sim_loop import simulate
 
 from flowrt.base.errors import GraphError, NodeLost, RemoteError
@@ -697,6 +697,43 @@ def test_a_policy_that_waits_for_the_lost_ends_the_run_with_the_last_update_that
 
     for seed in range(20):
         simulate(random.Random(seed), ends)
+
+
+class Short(World):
+    """Replica 1 has no memory for updates, until there is some."""
+
+    memory = False
+
+    def _replica_kernels(self, replica: int) -> dict[int, Any]:
+        kernels = super()._replica_kernels(replica)
+        if replica == 1:
+            tower = kernels[TOWER]._function
+
+            def short(*given: Any) -> Any:
+                if not self.memory:
+                    raise MemoryError("no room")
+                return tower(*given)
+
+            kernels[TOWER]._function = short
+        return kernels
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_replica_without_memory_is_given_batches_after_pauses_alone_until_it_has_some(seed: int) -> None:
+    async def trains() -> tuple[int, int]:
+        world = Short(random.Random(seed), FirstOf(2), replicas=3, servers=1)
+        world.late = "drop"
+        async with left_in_order(world):
+            training = world.client("one").run(batches())
+            lost = sum([1 in (await anext(training)).lost for _ in range(300)])
+            world.memory = True
+            kept = sum([1 in (await anext(training)).kept for _ in range(300)])
+            await training.aclose()
+            return lost, kept
+
+    lost, kept = simulated(random.Random(seed), trains)
+    assert 3 < lost < 100
+    assert kept > 0
 
 
 @dataclass(frozen=True)
