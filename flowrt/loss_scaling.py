@@ -85,11 +85,11 @@ class LossScaled(Optimizer):
             raise GraphError(f"{user_site()}: there are no gradients to apply")
         with building(moves[0][1].graph):
             finite = all_(stack([all_(isfinite(_values(gradient))) for gradient, _ in moves]))
-        moved = self.move_if(finite, moves, name=name)
         if self.variable is None or self.grow_every is None:
-            return moved
+            return self.move_if(finite, moves, name=name)
+        moved = self.move_if(finite, moves)
         with building(self.variable.graph):
-            made: Node = group(moved, *self.adapt(finite))
+            made: Node = group(moved, *self.adapt(finite), name=name)
         return made
 
     def move_if(self, finite: Tensor, pairs: Iterable[tuple[Any, Variable]], *, name: str | None = None) -> Node:

@@ -28,8 +28,8 @@ class Cluster(fr.LocalCluster):
         found = self._awaited[task] = asyncio.get_running_loop().create_future()
         return found
 
-    async def _spawn(self, task: str, *more: Any) -> Process:
-        process = await super()._spawn(task, *more)
+    async def _spawn(self, task: str, *place: Any, **door: Any) -> Process:
+        process = await super()._spawn(task, *place, **door)
         awaited = self._awaited.pop(task, None)
         if awaited is not None and not awaited.done():
             awaited.set_result(time.monotonic())

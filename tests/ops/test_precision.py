@@ -129,6 +129,14 @@ def a_model(optimizer: fr.optim.Optimizer) -> tuple[fr.Graph, Any, Any]:
     return graph, x, update
 
 
+@pytest.mark.parametrize("grow_every", [None, 3])
+def test_a_scaled_step_has_the_name_that_it_is_given(grow_every: int | None) -> None:
+    with fr.Graph():
+        w = fr.Variable(np.ones(2, np.float32))
+        scaled = fr.LossScaled(fr.optim.SGD(0.1), grow_every=grow_every)
+        assert scaled.minimize(fr.sum(w), name="move").name == "move"
+
+
 @pytest.mark.parametrize("inner", [fr.optim.Adam(0.1), fr.optim.Momentum(0.1, 0.9), fr.optim.SGD(0.1)])
 async def test_a_step_of_gradients_that_are_not_finite_moves_nothing_and_halves_the_scale(inner: Any) -> None:
     scaled = fr.LossScaled(inner, 2.0**10, grow_every=3)

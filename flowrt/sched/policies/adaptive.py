@@ -155,7 +155,7 @@ class Adaptive(Policy):
     _lesson: Lesson | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_at_least(f"{user_site()}: Adaptive(at_least={self.at_least!r})", self.at_least)
+        check_at_least(self, f"{user_site()}: Adaptive(at_least={self.at_least!r})")
 
     @property
     def measures(self) -> bool:

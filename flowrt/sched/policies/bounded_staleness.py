@@ -7,7 +7,7 @@ from dataclasses import field
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.valueclass import replace, valueclass
-from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
+from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, makes_whole
 
 
 @valueclass
@@ -37,7 +37,7 @@ class BoundedStaleness(Policy):
     behind: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.bound, bool) or not isinstance(self.bound, int) or self.bound < 0:
+        if not makes_whole(self, "bound", 0):
             raise GraphError(
                 f"{user_site()}: BoundedStaleness({self.bound!r}): expected a number of versions, 0 or more, such as "
                 "BoundedStaleness(3)"

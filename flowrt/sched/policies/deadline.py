@@ -36,7 +36,7 @@ class Deadline(Policy):
             raise GraphError(
                 f"{made}: a step ends after a finite time that is more than 0; AllOf() waits for everybody"
             )
-        check_at_least(made, self.at_least)
+        check_at_least(self, made)
 
     def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
         """All that is there, when it is time."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.valueclass import valueclass
-from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil
+from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil, makes_whole
 
 
 @valueclass
@@ -23,13 +23,9 @@ class FirstOf(Policy):
     updates: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.updates, bool) or not isinstance(self.updates, int):
+        if not makes_whole(self, "updates", 1):
             raise GraphError(
-                f"{user_site()}: FirstOf({self.updates!r}): expected a number of updates, an int such as FirstOf(3)"
-            )
-        if self.updates < 1:
-            raise GraphError(
-                f"{user_site()}: FirstOf({self.updates}): a step needs at least one update; use FirstOf(1) or more"
+                f"{user_site()}: FirstOf({self.updates!r}): expected a number of updates, 1 or more, such as FirstOf(3)"
             )
 
     def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:

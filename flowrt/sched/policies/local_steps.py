@@ -10,7 +10,7 @@ from typing import Any
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.valueclass import replace, valueclass
 from flowrt.sched.policies.all_of import AllOf
-from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
+from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, makes_whole
 
 
 @valueclass
@@ -65,7 +65,7 @@ class LocalSteps(Policy):
 
     def __post_init__(self) -> None:
         made = f"{user_site()}: LocalSteps({self.k!r})"
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
+        if not makes_whole(self, "k", 1):
             raise GraphError(f"{made}: expected a number of steps, 1 or more, such as LocalSteps(16)")
         if not isinstance(self.policy, Policy) or isinstance(self.policy, LocalSteps):
             raise GraphError(f"{made}: policy says whose updates make a version, as AllOf() does, not {self.policy!r}")
@@ -76,7 +76,7 @@ class LocalSteps(Policy):
             )
         if isinstance(self.grace, bool) or not isinstance(self.grace, (int, float)) or not 0 <= self.grace < inf:
             raise GraphError(f"{made}: grace is a finite number of seconds, 0 or more, not {self.grace!r}")
-        if isinstance(self.overlap, bool) or not isinstance(self.overlap, int) or not 0 <= self.overlap < self.k:
+        if not makes_whole(self, "overlap", 0) or self.overlap >= self.k:
             raise GraphError(f"{made}: overlap is a number of steps, 0 or more and fewer than k, not {self.overlap!r}")
 
     @property

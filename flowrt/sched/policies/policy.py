@@ -16,6 +16,7 @@ from math import inf, nan
 
 from flowrt.base.errors import GraphError, Site
 from flowrt.base.locating import Fitting
+from flowrt.base.plain import is_whole
 from flowrt.base.valueclass import valueclass
 
 
@@ -79,9 +80,18 @@ class Record:
     square: float = nan
 
 
-def check_at_least(made: str, at_least: object) -> None:
+def makes_whole(policy: Policy, name: str, least: int) -> bool:
+    """Whether a field is a whole number from ``least`` up; it is Python's own then, as which it travels."""
+    value = getattr(policy, name)
+    if not is_whole(value, least):
+        return False
+    object.__setattr__(policy, name, int(value))
+    return True
+
+
+def check_at_least(policy: Policy, made: str) -> None:
     """Raise `GraphError` where ``at_least`` is no number of updates; ``made`` says where, and how it was written."""
-    if isinstance(at_least, bool) or not isinstance(at_least, int) or at_least < 1:
+    if not makes_whole(policy, "at_least", 1):
         raise GraphError(f"{made}: a step needs at least one update; use at_least=1 or more")
 
 

@@ -7,13 +7,25 @@ from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flowrt.base import codec
 from flowrt.base.errors import GraphError
 from flowrt.sched.policies import asking, fixed_size, policy, policy_from_data, policy_to_data
 from flowrt.sched.policies.policy import Record
-from flowrt.train import AllOf, Close, Deadline, FirstOf, Offer, Policy, WaitUntil
+from flowrt.train import (
+    Adaptive,
+    AllOf,
+    BoundedStaleness,
+    Close,
+    Deadline,
+    FirstOf,
+    LocalSteps,
+    Offer,
+    Policy,
+    WaitUntil,
+)
 
 
 def offers(*replicas: int) -> tuple[Offer, ...]:
@@ -42,7 +54,7 @@ def test_first_of_closes_with_the_first() -> None:
 
 @pytest.mark.parametrize("updates", [True, 2.0, None, 0, -1])
 def test_first_of_is_of_a_number_of_updates(updates: Any) -> None:
-    with pytest.raises(GraphError, match=r"test_policies.py:\d+: FirstOf\(.*(an int such|use FirstOf\(1\) or more)"):
+    with pytest.raises(GraphError, match=r"test_policies.py:\d+: FirstOf\(.*1 or more, such as FirstOf\(3\)"):
         FirstOf(updates)
 
 
@@ -245,6 +257,18 @@ class Nested(Policy):
 def test_a_policy_arrives_as_it_left(made: Policy) -> None:
     packed = codec.pack(policy_to_data(made))
     assert policy_from_data(codec.unpack(packed)) == made
+
+
+def test_numbers_of_numpy_are_taken_and_travel() -> None:
+    two: Any = np.int64(2)
+    for made, same in (
+        (FirstOf(two), FirstOf(2)),
+        (Deadline(0.5, two), Deadline(0.5, 2)),
+        (Adaptive(at_least=two), Adaptive(at_least=2)),
+        (BoundedStaleness(two), BoundedStaleness(2)),
+        (LocalSteps(two, overlap=two - 1), LocalSteps(2, overlap=1)),
+    ):
+        assert policy_from_data(codec.unpack(codec.pack(policy_to_data(made)))) == same
 
 
 @pytest.mark.parametrize("made", [5, "AllOf", None, lambda offers, able, now: None])

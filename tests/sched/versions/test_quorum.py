@@ -128,10 +128,10 @@ def test_a_version_follows_once_the_one_before_is_decided() -> None:
 @pytest.mark.parametrize(
     ("policy", "replicas", "message"),
     [
-        (lambda: FirstOf(0), 4, r"FirstOf\(0\): a step needs at least one update; use FirstOf\(1\) or more"),
-        (lambda: FirstOf(-1), 4, "at least one update"),
-        (lambda: FirstOf(2.5), 4, r"FirstOf\(2.5\): expected a number of updates, an int"),
-        (lambda: FirstOf(True), 4, "an int"),
+        (lambda: FirstOf(0), 4, r"FirstOf\(0\): expected a number of updates, 1 or more"),
+        (lambda: FirstOf(-1), 4, "1 or more"),
+        (lambda: FirstOf(2.5), 4, r"FirstOf\(2.5\): expected a number of updates, 1 or more"),
+        (lambda: FirstOf(True), 4, "1 or more"),
         (
             lambda: FirstOf(5),
             4,
