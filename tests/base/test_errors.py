@@ -396,9 +396,9 @@ def test_a_size_that_only_a_step_knows_is_told_where_it_is_found(build: Any) -> 
         ({"threads": 0}, "threads is an integer from 1 up, got 0"),
         ({"threads": "many"}, "threads is an integer from 1 up, got 'many'"),
         ({"threads": True}, "got True"),
-        ({"memory_limit": "1 GB"}, "memory_limit is a number of bytes, got '1 GB'"),
+        ({"memory_limit": "1 GB"}, "memory_limit is a number of bytes, from 1 up, got '1 GB'"),
         ({"memory_limit": -1}, "got -1"),
-        ({"transfer_budget": None}, "transfer_budget is a number of bytes, got None"),
+        ({"transfer_budget": None}, "transfer_budget is a number of bytes, from 1 up, got None"),
         ({"seed": "seed"}, "seed is an integer, got 'seed'"),
     ],
 )
