@@ -15,7 +15,7 @@ from flowrt.base.spec import Spec
 from flowrt.kernels.language.reductions import larger_loosely, smaller_loosely
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel
 from flowrt.kernels.language.twin import THREADS, cuda
-from flowrt.kernels.ops.reduce import COLUMNS, SHORT, axes_taken
+from flowrt.kernels.ops.reduce import COLUMNS, SHORT, axes_taken, plus, times
 from flowrt.kernels.teams.standing import divided, stand, teams_for
 from flowrt.kernels.tiles.squares import LANES, transpose_lines, transpose_rows
 
@@ -50,13 +50,13 @@ def _position_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attr
 
 
 @jitable
-def beats_as_larger(x: Any, y: Any) -> Any:
+def exceeds(x: Any, y: Any) -> Any:
     """Whether x is found before y as the largest: NaN is, before all numbers."""
     return (x > y) | ((x != x) & (y == y))
 
 
 @jitable
-def beats_as_smaller(x: Any, y: Any) -> Any:
+def undercuts(x: Any, y: Any) -> Any:
     """Whether x is found before y as the smallest: NaN is, before all numbers."""
     return (x < y) | ((x != x) & (y == y))
 
@@ -134,8 +134,8 @@ def position(beats: Any, in_row: Any) -> Callable[..., Any]:
     return find
 
 
-argmax = position(beats_as_larger, larger_loosely)
-argmin = position(beats_as_smaller, smaller_loosely)
+argmax = position(exceeds, larger_loosely)
+argmin = position(undercuts, smaller_loosely)
 kernel("argmax", layout=_position_layout, local=_position_local)(argmax)
 kernel("argmin", layout=_position_layout, local=_position_local)(argmin)
 
@@ -181,8 +181,8 @@ def position_on_cuda(beats: Any) -> Callable[..., Any]:
     return find
 
 
-kernel("argmax", "cuda", layout=_lines_on_cuda)(position_on_cuda(beats_as_larger))
-kernel("argmin", "cuda", layout=_lines_on_cuda)(position_on_cuda(beats_as_smaller))
+kernel("argmax", "cuda", layout=_lines_on_cuda)(position_on_cuda(exceeds))
+kernel("argmin", "cuda", layout=_lines_on_cuda)(position_on_cuda(undercuts))
 
 
 def _running_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
@@ -190,16 +190,6 @@ def _running_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Att
     outer, count, inner = _position_sizes(inputs, attrs)
     view, teams = View.dense((outer, count, inner)), teams_for(outer * inner, count, along=inner == 1)
     return Call((view, view), (int(attrs["reverse"]), *teams.words), blocks=teams.blocks(outer * inner))
-
-
-@jitable
-def plus(x: Any, y: Any) -> Any:
-    return x + y
-
-
-@jitable
-def times(x: Any, y: Any) -> Any:
-    return x * y
 
 
 def running_on_cuda(combine: Any, neutral: int) -> Callable[..., Any]:

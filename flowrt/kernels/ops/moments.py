@@ -221,21 +221,10 @@ def size_of_part(count: int, part: int, parts: int) -> Any:
 sum_strand = strand_by(added, 0)
 
 
-def measure_on_cuda(
-    x: Any,
-    mean: Any,
-    variance: Any,
-    found: Any,
-    across: int,
-    middle: int,
-    length: int,
-    kept: int,
-    width: int,
-    apart: int,
-) -> None:
+def measure_on_cuda(x: Any, mean: Any, variance: Any, found: Any, sizes: Any, width: int, apart: int) -> None:
     """Find the mean of a part, then the squares about it."""
     held = cuda.shared.array(THREADS, np.float64)
-    sizes, parts, count = (across, middle, length, kept), found.shape[1], across * length
+    parts, count = found.shape[1], sizes[0] * sizes[2]
     (team, rank, teams), lines = stand(width, apart), found.shape[1] * mean.size
     line = cuda.blockIdx.x * teams
     while line < lines:
@@ -259,21 +248,10 @@ def measure_on_cuda(
         line += cuda.gridDim.x * teams
 
 
-def join_on_cuda(
-    x: Any,
-    mean: Any,
-    variance: Any,
-    found: Any,
-    across: int,
-    middle: int,
-    length: int,
-    kept: int,
-    width: int,
-    apart: int,
-) -> None:
+def join_on_cuda(x: Any, mean: Any, variance: Any, found: Any, sizes: Any, width: int, apart: int) -> None:
     """The mean of the parts' means; then the squares about these, and these about that (Chan, Golub and LeVeque)."""
     held = cuda.shared.array(THREADS, np.float64)
-    parts, count = found.shape[1], across * length
+    parts, count = found.shape[1], sizes[0] * sizes[2]
     team, rank, teams = stand(width, apart)
     line = cuda.blockIdx.x * teams
     while line < mean.size:
@@ -379,22 +357,11 @@ Laid(2, 3, _form_about).enter("sums_about", sum_parts, add_parts)
 
 
 def sum_about_on_cuda(
-    x: Any,
-    weights: Any,
-    mean: Any,
-    total: Any,
-    product: Any,
-    found: Any,
-    across: int,
-    middle: int,
-    length: int,
-    kept: int,
-    width: int,
-    apart: int,
+    x: Any, weights: Any, mean: Any, total: Any, product: Any, found: Any, sizes: Any, width: int, apart: int
 ) -> None:
     """Add up the weights of a part, and their products with what the entries are from the mean."""
     held = cuda.shared.array(THREADS, np.float64)
-    sizes, parts, count = (across, middle, length, kept), found.shape[1], across * length
+    parts, count = found.shape[1], sizes[0] * sizes[2]
     (team, rank, teams), lines = stand(width, apart), found.shape[1] * mean.size
     line = cuda.blockIdx.x * teams
     while line < lines:
@@ -417,18 +384,7 @@ def sum_about_on_cuda(
 
 
 def join_about_on_cuda(
-    x: Any,
-    weights: Any,
-    mean: Any,
-    total: Any,
-    product: Any,
-    found: Any,
-    across: int,
-    middle: int,
-    length: int,
-    kept: int,
-    width: int,
-    apart: int,
+    x: Any, weights: Any, mean: Any, total: Any, product: Any, found: Any, sizes: Any, width: int, apart: int
 ) -> None:
     held = cuda.shared.array(THREADS, np.float64)
     team, rank, teams = stand(width, apart)

@@ -9,7 +9,7 @@ once. A CPU computes many blocks at a time, side by side, each step of the way a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,16 +186,6 @@ def random_normal(
         put_blocks(numbers, y, first, count, lead)
 
 
-@kernel("random_normal", "cuda", layout=_sampling)
-def random_normal_on_cuda(
-    shape: Any, iterations: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, base: int,
-    lead: int, run: Any,
-) -> None:  # fmt: skip
-    key, many = tensor_key(iterations, given, seed, stream, run), lanes(y)
-    for block in range(cuda.grid(1), (y.size + lead + many - 1) // many, cuda.gridsize(1)):
-        fill_normal(y, block, mean, stddev, base, lead, key)
-
-
 @kernel("random_uniform", layout=_side_by_side, local=_room, infallible=True)
 def random_uniform(
     shape: Any, iterations: Any, y: Any, words: Any, numbers: Any, low: float, high: float, given: int, seed: int,
@@ -215,16 +205,6 @@ def random_uniform(
                 value = y.dtype.type(low + (high - low) * share)
                 numbers[lane, t] = least if value >= limit else value  # rounded up to what is left out
         put_blocks(numbers, y, first, count, lead)
-
-
-@kernel("random_uniform", "cuda", layout=_sampling)
-def random_uniform_on_cuda(
-    shape: Any, iterations: Any, y: Any, low: float, high: float, given: int, seed: int, stream: int, base: int,
-    lead: int, run: Any,
-) -> None:  # fmt: skip
-    key, many = tensor_key(iterations, given, seed, stream, run), lanes(y)
-    for block in range(cuda.grid(1), (y.size + lead + many - 1) // many, cuda.gridsize(1)):
-        fill_uniform(y, block, low, high, base, lead, key)
 
 
 @jitable
@@ -260,14 +240,23 @@ def random_truncated_normal(
         put_blocks(numbers, y, first, count, lead)
 
 
-@kernel("random_truncated_normal", "cuda", layout=_sampling)
-def random_truncated_normal_on_cuda(
-    shape: Any, iterations: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, base: int,
-    lead: int, run: Any,
-) -> None:  # fmt: skip
-    key, many = tensor_key(iterations, given, seed, stream, run), lanes(y)
-    for block in range(cuda.grid(1), (y.size + lead + many - 1) // many, cuda.gridsize(1)):
-        fill_truncated(y, block, mean, stddev, base, lead, key)
+def filled_on_cuda(fill: Any) -> Callable[..., None]:
+    """The twin of a distribution of two numbers: a thread fills a block at a time."""
+
+    def fill_all(
+        shape: Any, iterations: Any, y: Any, first: float, second: float, given: int, seed: int, stream: int, base: int,
+        lead: int, run: Any,
+    ) -> None:  # fmt: skip
+        key, many = tensor_key(iterations, given, seed, stream, run), lanes(y)
+        for block in range(cuda.grid(1), (y.size + lead + many - 1) // many, cuda.gridsize(1)):
+            fill(y, block, first, second, base, lead, key)
+
+    return fill_all
+
+
+kernel("random_normal", "cuda", layout=_sampling)(filled_on_cuda(fill_normal))
+kernel("random_uniform", "cuda", layout=_sampling)(filled_on_cuda(fill_uniform))
+kernel("random_truncated_normal", "cuda", layout=_sampling)(filled_on_cuda(fill_truncated))
 
 
 # ── integers ─────────────────────────────────────────────────────────────────────────────────────────────────────────

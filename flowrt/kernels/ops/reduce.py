@@ -29,7 +29,7 @@ from flowrt.kernels.language.reductions import (
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel, pieces
 from flowrt.kernels.launch import in_ways
 from flowrt.kernels.ops.partials import Parted, Reduced, register_parted
-from flowrt.kernels.teams.reductions import LaidOnCuda, reduction_on_cuda, with_sizes
+from flowrt.kernels.teams.reductions import LaidOnCuda, reduction_on_cuda
 from flowrt.kernels.tiles.rowmoves import add_row
 from flowrt.kernels.tiles.squares import LANES, transpose_rows
 
@@ -309,10 +309,9 @@ def _register(
 ) -> None:
     at_once = f"{op}_at_once"
     in_ways(at_once, _way, reduction(reducer, start, finish), layout=_without_words, local=_local(wide))
-    laid = LaidOnCuda(lambda inputs, outputs, attrs: form_of(inputs, attrs), wide)
     register_parted(op, at_once, form_of, Parted(reducer, start, finish, wide, row_reducer(reducer)))
-    first, second = map(with_sizes, reduction_on_cuda(on_cuda, start, finish))
-    laid.enter(op, first, second)
+    laid = LaidOnCuda(lambda inputs, outputs, attrs: form_of(inputs, attrs), wide)
+    laid.enter(op, *reduction_on_cuda(on_cuda, start, finish))
 
 
 SUM = Reducer(plus, add_loosely, singles=add_row)
@@ -368,19 +367,15 @@ def sum_to(x: Any, shape: Any, y: Any, found: Any, lines: Any, last: int, begin:
 
 kernel("sum_to", layout=_sum_to_layout, local=_sum_to_local)(sum_to)
 _on_cuda = LaidOnCuda(lambda inputs, outputs, attrs: _summed(inputs[0], outputs[0]), _sum_dtype, ignored=1)
-_sum_on_cuda, _join_on_cuda = reduction_on_cuda(plus, 0, as_it_is)
+_sum_on_cuda, _join_on_cuda = map(jitable, reduction_on_cuda(plus, 0, as_it_is))
 
 
-def sum_to_on_cuda(
-    x: Any, shape: Any, y: Any, found: Any, across: int, middle: int, length: int, kept: int, width: int, apart: int
-) -> None:
-    _sum_on_cuda(x, y, found, (across, middle, length, kept), width, apart)
+def sum_to_on_cuda(x: Any, shape: Any, y: Any, found: Any, sizes: Any, width: int, apart: int) -> None:
+    _sum_on_cuda(x, y, found, sizes, width, apart)
 
 
-def join_sums_on_cuda(
-    x: Any, shape: Any, y: Any, found: Any, across: int, middle: int, length: int, kept: int, width: int, apart: int
-) -> None:
-    _join_on_cuda(x, y, found, (across, middle, length, kept), width, apart)
+def join_sums_on_cuda(x: Any, shape: Any, y: Any, found: Any, sizes: Any, width: int, apart: int) -> None:
+    _join_on_cuda(x, y, found, sizes, width, apart)
 
 
 _on_cuda.enter("sum_to", sum_to_on_cuda, join_sums_on_cuda)

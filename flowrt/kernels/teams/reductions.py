@@ -32,9 +32,9 @@ def teams_of(form: Reduced) -> Teams:
 class LaidOnCuda:
     """How twins of so many operands with all entries, and so many with the results' shape, are laid out.
 
-    All are flat. Words are four sizes: outermost ones told apart, of which each has every result's ``across`` groups of
-    ``length`` entries, ``middle`` and ``kept`` results side by side; and how teams stand. What was found of every part
-    is ``kinds`` numbers for each result. Inputs that are ``ignored`` lie behind the entries.
+    All are flat. Words are the four sizes as a tuple: outermost ones told apart, of which each has every result's
+    ``across`` groups of ``length`` entries, ``middle`` and ``kept`` results side by side; and how teams stand. What was
+    found of every part is ``kinds`` numbers for each result. Inputs that are ``ignored`` lie behind the entries.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LaidOnCuda:
         length, kept = (tail, 1) if form.last else (rows, tail)
         return Call(
             (*views, View.dense(found)),
-            (across, middle, length, kept, *teams.words),
+            ((across, middle, length, kept), *teams.words),
             copied=(size,) * self._given,
             blocks=teams.blocks(found[1] * found[2]),
         )
@@ -69,7 +69,7 @@ class LaidOnCuda:
         call = self.first(inputs, outputs, attrs)
         _, parts, results = call.views[-1].shape
         teams = teams_for(results, parts, along=False)
-        return replace(call, words=(*call.words[:4], *teams.words), blocks=teams.blocks(results) if parts > 1 else 0)
+        return replace(call, words=(call.words[0], *teams.words), blocks=teams.blocks(results) if parts > 1 else 0)
 
     def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         form = self._form(inputs, outputs, attrs)
@@ -120,10 +120,7 @@ def strand_by(combine: Any, start: int | None) -> Any:
 
 
 def reduction_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any, Any]:
-    """What reduces entries as `strand_by` does, and what joins parts.
-
-    Both are given the entries, the results, and what was found, then `LaidOnCuda`'s words, the sizes as a tuple.
-    """
+    """The twins that reduce entries as `strand_by` does, and that join parts."""
     reduce_strand, reduce_all = strand_by(combine, start), reduce_team(combine)
 
     def reduce(x: Any, y: Any, found: Any, sizes: Any, width: int, apart: int) -> None:
@@ -160,15 +157,4 @@ def reduction_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any
                 y[result] = finish(whole, sizes[0] * sizes[2])
             line += cuda.gridDim.x * teams
 
-    return jitable(reduce), jitable(join)
-
-
-def with_sizes(function: Callable[..., Any]) -> Callable[..., None]:
-    """The kernel of a function of `reduction_on_cuda`'s."""
-
-    def kernel(
-        x: Any, y: Any, found: Any, across: int, middle: int, length: int, kept: int, width: int, apart: int
-    ) -> None:
-        function(x, y, found, (across, middle, length, kept), width, apart)
-
-    return kernel
+    return reduce, join

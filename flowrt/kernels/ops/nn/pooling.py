@@ -19,6 +19,7 @@ import numpy as np
 from flowrt.base.spec import Spec, pair, sliding
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import cuda
+from flowrt.kernels.ops.along import exceeds
 from flowrt.kernels.teams.standing import divided
 
 
@@ -91,12 +92,6 @@ def inside(first: int, count: int, size: int) -> Any:
 @jitable
 def larger_or_nan(x: Any, y: Any) -> Any:
     return x if (x > y) | (x != x) else y
-
-
-@jitable
-def exceeds(x: Any, y: Any) -> Any:
-    """Whether ``x`` comes before ``y`` as the largest: it is larger, or the first NaN."""
-    return (x > y) | ((x != x) & (y == y))
 
 
 @jitable
