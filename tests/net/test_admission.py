@@ -95,6 +95,17 @@ async def test_slow_strangers_end_at_the_deadline() -> None:
 
 
 @on_both_loops
+async def test_who_was_answered_hears_no_other_answer_where_the_server_closes() -> None:
+    """Two heads that come at once would be none: a node that ends would be taken for no node."""
+    async with serve("127.0.0.1", 0, TOKEN, echo) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(f"{HEAD}\r\n\r\n".encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+    assert await reader.read() == b""
+    writer.close()
+
+
+@on_both_loops
 async def test_a_full_server_refuses_and_has_room_again() -> None:
     async with serve("127.0.0.1", 0, TOKEN, echo, max_connections=1) as server:
         async with await connect("127.0.0.1", server.port, TOKEN):

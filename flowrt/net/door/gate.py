@@ -95,16 +95,17 @@ class Gate(asyncio.BufferedProtocol):
         self._leave().abort()
 
     def refuse(self, status: str, headers: dict[str, str] | None = None) -> None:
-        """Say no, and close."""
-        transport = self._leave()
+        """Say no, and close; without a word where it was let go on, and has yet to: two heads at once are none."""
+        goes_on, transport = self._reply is not None and self._read < PROOF, self._leave()
         if self._transport is None:  # TLS is not agreed upon yet
             transport.abort()
             return
         if status.startswith("4"):
             wants = (headers or {}).get("Upgrade")
             self._door.failed(transport, f"{status}, to {wants}" if wants else status)
-        no = {"Connection": "close", "Content-Length": "0"} | (headers or {})
-        transport.write(heads.written(f"HTTP/1.1 {status}", no))
+        if not goes_on:
+            no = {"Connection": "close", "Content-Length": "0"} | (headers or {})
+            transport.write(heads.written(f"HTTP/1.1 {status}", no))
         transport.close()
 
     def _look(self) -> None:
