@@ -278,15 +278,15 @@ def test_memory_is_asked_for_where_it_is_counted_and_not_for_a_few_numbers() -> 
         asked.append(shape)
         return np.empty(shape, dtype)
 
-    pieces = brief.frame(b"head", [SMALL, np.arange(600.0)])
+    pieces = brief.frame(b"head", [SMALL, np.arange(2500.0)])
     assert pieces is not None
     whole = b"".join(pieces)
     found = brief.decode_whole(memoryview(whole), 0, len(whole), allocate)
     assert found is not None
     assert found[0] is not None
     assert found[1] == len(whole)
-    assert same(found[0].arrays, (SMALL, np.arange(600.0)))
-    assert asked == [(600,)]
+    assert same(found[0].arrays, (SMALL, np.arange(2500.0)))
+    assert asked == [(2500,)]
 
 
 def test_the_updates_of_a_model_of_many_variables_are_decoded_in_one_go() -> None:
