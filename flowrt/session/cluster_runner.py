@@ -69,6 +69,7 @@ class ClusterRunner:
         self._master = master
         self._compiler = Lanes(1, "compiler")
         self.tracer: Tracer | None = None
+        self.helpers = 0, 0
         self._fresh: set[Registered] = set()  # steps that have not run yet
         self.keepers: list[CopyKeeper] = []
         self._stand_ins: StandIns = {}
@@ -76,11 +77,11 @@ class ClusterRunner:
 
     @property
     def devices(self) -> Sequence[Device]:
-        return self._master.devices
+        return self._master.peers.devices
 
     @property
     def known_devices(self) -> Sequence[Device]:
-        return self._master.known_devices
+        return self._master.peers.known_devices
 
     @property
     def stand_ins(self) -> StandIns:
@@ -92,32 +93,32 @@ class ClusterRunner:
 
     @property
     def lost(self) -> frozenset[str]:
-        return self._master.lost
+        return self._master.peers.lost
 
     @property
     def losses(self) -> Mapping[str, int]:
-        return self._master.losses
+        return self._master.peers.losses
 
     @property
     def births(self) -> Mapping[str, str]:
-        return self._master.births
+        return self._master.peers.births
 
     def why_lost(self, task: str) -> FlowrtError:
-        return self._master.why_lost(task)
+        return self._master.peers.why_lost(task)
 
     def spares(self, tasks: Collection[str]) -> bool:
         return self._spares(tasks, self.devices)
 
     def expect(self, tasks: Iterable[str]) -> None:
-        self._master.expect(tasks)
+        self._master.peers.expect(tasks)
 
     @property
     def suspects(self) -> frozenset[str]:
-        return self._master.suspects
+        return self._master.peers.suspects
 
     @property
     def leaving(self) -> frozenset[str]:
-        return self._master.leaving
+        return self._master.peers.leaving
 
     async def register(self, compiled: Compiled) -> Registered:
         client = compiled.client
@@ -177,10 +178,6 @@ class ClusterRunner:
 
     def way(self, one: str, other: str) -> str:
         return self._master.way(one, other)
-
-    @property
-    def helpers(self) -> tuple[int, int]:
-        return 0, 0
 
     def held_beside(self, registered: Registered | None) -> int:
         return 0
@@ -247,7 +244,7 @@ async def open_cluster(
     master = Master(tasks, token, tls=keys, name=name, spares=spares)
 
     def look(activity: Activity) -> None:
-        absent = master.absent
+        absent = master.peers.absent
         activity.done, activity.left = len(tasks) - len(absent), f"not up yet {', '.join(absent)}"
 
     with Activity("waiting for nodes", len(tasks), look=look):

@@ -338,18 +338,9 @@ class LocalRunner:
         self.stand_ins: StandIns = {}
         self.client: str | None = None
         self.arrangement: Arrangement | None = None
-
-    @property
-    def lost(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def losses(self) -> Mapping[str, int]:
-        return {}
-
-    @property
-    def births(self) -> Mapping[str, str]:
-        return {}
+        self.lost = self.suspects = self.leaving = frozenset[str]()
+        self.losses: Mapping[str, int] = {}
+        self.births: Mapping[str, str] = {}
 
     def why_lost(self, task: str) -> FlowrtError:
         raise InternalError(f"{task} cannot be lost")
@@ -366,14 +357,6 @@ class LocalRunner:
 
     def trace(self, tracer: Tracer | None) -> None:
         self._host.trace(tracer)
-
-    @property
-    def suspects(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def leaving(self) -> frozenset[str]:
-        return frozenset()
 
     async def register(self, compiled: Compiled) -> Executor:
         (plan,) = compiled.plans.values()

@@ -92,8 +92,8 @@ async def nothing_open(master: Master) -> bool:
 
 async def test_a_master_meets_every_task(cluster: LocalCluster) -> None:
     async with driving(cluster) as master:
-        assert [str(d) for d in master.devices] == [f"{task}/device:cpu:0" for task in (PS, *WORKERS)]
-        assert master.lost == frozenset()
+        assert [str(d) for d in master.peers.devices] == [f"{task}/device:cpu:0" for task in (PS, *WORKERS)]
+        assert master.peers.lost == frozenset()
 
 
 async def test_values_small_and_large_go_through_two_tasks_and_back(cluster: LocalCluster) -> None:
@@ -360,12 +360,12 @@ async def test_a_killed_node_fails_its_own_steps_and_no_others() -> None:
         with pytest.raises(NodeLost, match=rf"{WORKERS[0]} \({host}:{port}\) was lost: "):
             async with asyncio.timeout(10):
                 await stuck
-        assert master.lost == {WORKERS[0]}
+        assert master.peers.lost == {WORKERS[0]}
         assert await nothing_open(master)
         assert (await run(others, np.asarray(1.0)))[0] == 4.0
         with pytest.raises(NodeLost, match=WORKERS[0]):
             await run(mine)
-        assert [d.host for d in master.devices] == [PS, WORKERS[1]]
+        assert [d.host for d in master.peers.devices] == [PS, WORKERS[1]]
 
 
 async def test_a_stopped_node_is_suspected_and_a_cancelled_step_does_not_wait_for_it() -> None:
@@ -376,18 +376,18 @@ async def test_a_stopped_node_is_suspected_and_a_cancelled_step_does_not_wait_fo
         os.kill(pid, signal.SIGSTOP)
         try:
             async with asyncio.timeout(10):  # lost it would be after 30 s only
-                while WORKERS[0] not in master.suspects:
-                    await master.wait_changed(master.lost, master.suspects)
+                while WORKERS[0] not in master.peers.suspects:
+                    await master.wait_changed(master.peers.lost, master.peers.suspects)
             stuck.cancel()
             async with asyncio.timeout(10):
                 await asyncio.wait([stuck])
         finally:
             os.kill(pid, signal.SIGCONT)
         async with asyncio.timeout(10):
-            while master.suspects:
-                await master.wait_changed(master.lost, master.suspects)
+            while master.peers.suspects:
+                await master.wait_changed(master.peers.lost, master.peers.suspects)
         await until(lambda: nothing_open(master))
-        assert master.lost == frozenset()
+        assert master.peers.lost == frozenset()
 
 
 async def test_a_local_cluster_leaves_no_process_however_it_ends() -> None:

@@ -26,8 +26,8 @@ async def test_a_node_that_comes_late_or_again_is_used_for_what_was_registered_b
         cluster.processes[WORKERS[1]].kill()
         await cluster.processes[WORKERS[1]].wait()
         async with driving(cluster, patience=0.2) as master:
-            assert master.lost == {WORKERS[1]}
-            assert [d.host for d in master.devices] == [PS, WORKERS[0]]
+            assert master.peers.lost == {WORKERS[1]}
+            assert [d.host for d in master.peers.devices] == [PS, WORKERS[0]]
             run = Numbers(master)
             for turn in range(2):
                 await cluster.respawn(WORKERS[1])
@@ -63,8 +63,8 @@ async def test_a_node_that_was_silent_for_too_long_is_begun_with_anew() -> None:
             assert await runs() == 4.0
             os.kill(cluster.processes[WORKERS[1]].pid, signal.SIGSTOP)
             async with asyncio.timeout(10):
-                while WORKERS[1] not in master.lost:
-                    await master.wait_changed(master.lost, master.suspects)
+                while WORKERS[1] not in master.peers.lost:
+                    await master.wait_changed(master.peers.lost, master.peers.suspects)
             os.kill(cluster.processes[WORKERS[1]].pid, signal.SIGCONT)
             async with asyncio.timeout(10):
                 await until_lost(master)
@@ -260,4 +260,4 @@ async def test_a_session_opens_though_a_node_dies_that_was_asked_what_it_holds()
         assert not done
         process.kill()
         assert await everything == {}
-        assert master.lost == {WORKERS[1]}
+        assert master.peers.lost == {WORKERS[1]}

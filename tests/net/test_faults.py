@@ -65,7 +65,7 @@ class World:
 
     async def assert_well(self) -> None:
         """Every node serves, keeps its variable, and nothing is left of what went wrong."""
-        assert self.master.lost == frozenset()
+        assert self.master.peers.lost == frozenset()
         for task in TASKS:
             read = await self.master.register(**counter(task, "c")["read"])
             np.testing.assert_array_equal((await self.run(read))[0], np.ones(3))
@@ -232,7 +232,7 @@ async def test_a_connection_that_breaks_fails_the_steps_in_progress_and_loses_no
         run = asyncio.ensure_future(made.run(stuck))
         await made.wait_steps(2)
         if end == "the master's":
-            peer = made.master._peers[WORKERS[0]]
+            peer = made.master.peers[WORKERS[0]]
             (peer.control if which == "control" else peer.link._connection).cut()
         else:
             (reign,) = made.nodes[WORKERS[0]]._reigns.values()
@@ -241,7 +241,7 @@ async def test_a_connection_that_breaks_fails_the_steps_in_progress_and_loses_no
             async with asyncio.timeout(10):
                 await run
         await made.assert_well()
-        assert made.master.suspects == frozenset()
+        assert made.master.peers.suspects == frozenset()
 
 
 async def test_who_fetches_from_a_node_whose_connection_breaks_or_that_is_lost_is_told_that() -> None:
@@ -251,7 +251,7 @@ async def test_who_fetches_from_a_node_whose_connection_breaks_or_that_is_lost_i
             (LinkBroken, lambda peer: peer.control.cut()),
             (NodeLost, lambda peer: peer.lose(NodeLost("it is gone"))),
         ):
-            peer = await made.master._peers.reach(WORKERS[0])
+            peer = await made.master.peers.reach(WORKERS[0])
             pull = asyncio.ensure_future(peer.link.pull(key, 1, OPEN))
             while not peer.link._replies:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -288,7 +288,7 @@ async def test_a_try_to_come_back_that_fails_midway_does_not_end_the_reign(
         real = getattr(module, name)
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fail_first)
-            made.master._peers[WORKERS[0]].control.cut()
+            made.master.peers[WORKERS[0]].control.cut()
             with pytest.raises(LinkBroken):
                 async with asyncio.timeout(10):
                     await run
@@ -326,7 +326,7 @@ async def test_who_comes_back_to_a_node_that_obeys_another_master_is_told_so(rea
     async with world() as made:
         step = await made.master.register(**echo(WORKERS[0], SMALL))
         for task in TASKS:
-            made.master._peers[task].control.cut()
+            made.master.peers[task].control.cut()
         run = asyncio.ensure_future(made.run(step, np.ones(3)))
         for node in made.nodes.values():
             async with asyncio.timeout(10):
@@ -336,8 +336,8 @@ async def test_who_comes_back_to_a_node_that_obeys_another_master_is_told_so(rea
             reach.set()
             with pytest.raises(TakenOver, match="session 'job' has a newer master"):
                 await run
-            assert made.master.lost == frozenset()
-            assert newer.lost == frozenset()
+            assert made.master.peers.lost == frozenset()
+            assert newer.peers.lost == frozenset()
             with pytest.raises(TakenOver):
                 await made.master.register(**echo(PS, SMALL))
 
@@ -348,15 +348,15 @@ async def test_a_node_that_gave_its_master_up_does_not_speak_of_another(
     monkeypatch.setattr(node_module, "RETURN", 0.0)
     monkeypatch.setattr(node_module, "SOON", 0.0)
     async with world() as made:
-        node, peer = made.nodes[WORKERS[0]], made.master._peers[WORKERS[0]]
+        node, peer = made.nodes[WORKERS[0]], made.master.peers[WORKERS[0]]
         peer.control.cut()
         async with asyncio.timeout(10):
             while node._reigns:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         reach.set()
         with pytest.raises(NodeLost, match="does not know this session any more"):
-            await made.master._peers.reach(WORKERS[0])
-        assert made.master.lost == {WORKERS[0]}
+            await made.master.peers.reach(WORKERS[0])
+        assert made.master.peers.lost == {WORKERS[0]}
 
 
 async def test_a_node_keeps_what_a_master_has_to_whom_the_way_is_gone_without_a_word(
@@ -369,11 +369,11 @@ async def test_a_node_keeps_what_a_master_has_to_whom_the_way_is_gone_without_a_
         (reign,) = node._reigns.values()
         reign.connection._stream.fail(unreachable("the master", 5.0))
         async with asyncio.timeout(10):
-            while not made.master._peers[WORKERS[0]].severed:  # noqa: ASYNC110
+            while not made.master.peers[WORKERS[0]].severed:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         reach.set()
-        await made.master._peers.reach(WORKERS[0])
-        assert made.master.lost == frozenset()
+        await made.master.peers.reach(WORKERS[0])
+        assert made.master.peers.lost == frozenset()
 
 
 async def test_a_node_that_was_started_anew_is_lost(reach: asyncio.Event) -> None:
@@ -388,8 +388,8 @@ async def test_a_node_that_was_started_anew_is_lost(reach: asyncio.Event) -> Non
             async with NetworkNode(new, token).serving("127.0.0.1", port):
                 reach.set()
                 with pytest.raises(NodeLost, match="does not know this session any more"):
-                    await master._peers.reach(PS)
-                assert master.lost == {PS}
+                    await master.peers.reach(PS)
+                assert master.peers.lost == {PS}
             await master.aclose()
     finally:
         for host in (old, new):
@@ -472,9 +472,9 @@ async def test_a_node_that_stops_with_its_connection_full_is_back_when_it_goes_o
         os.kill(pid, signal.SIGSTOP)
         try:
             async with asyncio.timeout(10):
-                while WORKERS[0] not in master.suspects:
-                    await master.wait_changed(master.lost, master.suspects)
-            control = master._peers[WORKERS[0]].control
+                while WORKERS[0] not in master.peers.suspects:
+                    await master.wait_changed(master.peers.lost, master.peers.suspects)
+            control = master.peers[WORKERS[0]].control
             number = 0
             async with asyncio.timeout(20):
                 while control.waiting < 2 or number < 40:
@@ -488,8 +488,8 @@ async def test_a_node_that_stops_with_its_connection_full_is_back_when_it_goes_o
         finally:
             os.kill(pid, signal.SIGCONT)
         async with asyncio.timeout(20):
-            while master.suspects:
-                await master.wait_changed(master.lost, master.suspects)
+            while master.peers.suspects:
+                await master.wait_changed(master.peers.lost, master.peers.suspects)
             (got,) = await master.run(step, values, number=number + 1, seed=0)
         np.testing.assert_array_equal(got, values[-1])
-        assert master.lost == frozenset()
+        assert master.peers.lost == frozenset()

@@ -98,5 +98,5 @@ async def test_a_node_that_comes_again_with_another_version_is_not_used(write: C
             write("x = 2")
             await cluster.respawn(A)
             await refused.said.wait()
-            assert master.lost == {A}
+            assert master.peers.lost == {A}
     logging.getLogger("flowrt.net.master.peers").removeHandler(refused)

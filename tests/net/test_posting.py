@@ -353,7 +353,7 @@ async def test_who_posted_on_a_link_that_broke_is_told_and_may_post_again() -> N
 async def test_a_client_that_was_away_and_the_nodes_it_came_back_to_are_told() -> None:
     async with town() as made:
         epoch = made.master.epoch
-        made.master._peers[A].control.cut()
+        made.master.peers[A].control.cut()
         made.post(A, CLIENT, Note(1))
         await until(lambda: made.ears[CLIENT].broke == [(A, "")] and made.ears[A].broke == [(CLIENT, epoch)])
         made.post(A, CLIENT, Note(2))

@@ -229,7 +229,7 @@ def but_starts(at_once: Callable[[list[Any]], bool]) -> Callable[[list[Any]], bo
 async def test_values_may_come_before_their_step_has_begun() -> None:
     async with world() as made:
         step = await made.master.register(**gather(PS, WORKER, 40))
-        peer = made.master._peers[WORKER]
+        peer = made.master.peers[WORKER]
         told, send, at_once = asyncio.Event(), peer.control.send_frame, peer.control.send_at_once
 
         async def send_later(framed: list[Any], begun: Callable[[], None] | None = None) -> None:
@@ -251,7 +251,7 @@ async def test_values_may_come_before_their_step_has_begun() -> None:
 async def test_a_step_that_is_cancelled_before_all_are_told_of_it_leaves_nothing_of_what_came() -> None:
     async with world() as made:
         step = await made.master.register(**gather(PS, WORKER, 40))
-        peer = made.master._peers[WORKER]
+        peer = made.master.peers[WORKER]
         send, at_once = peer.control.send_frame, peer.control.send_at_once
 
         async def never(framed: list[Any], begun: Callable[[], None] | None = None) -> None:
@@ -304,8 +304,8 @@ async def test_a_step_is_not_waited_for_where_a_task_is_lost_that_had_ended_it()
     async with world() as made, losing_pushes(made) as (run, link):
         await until(lambda: link.pushed[-1][1] == made.number)
         await until(lambda: made.nodes[PS].statistics()["steps"] == 0)
-        peer = made.master._peers[PS]
-        made.master._peers._give_up(peer, NodeLost(f"{PS} was lost"))
+        peer = made.master.peers[PS]
+        made.master.peers._give_up(peer, NodeLost(f"{PS} was lost"))
         with pytest.raises(NodeLost, match=f"{PS} was lost"):
             await run
 

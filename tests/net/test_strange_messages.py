@@ -134,6 +134,6 @@ async def test_who_is_no_task_or_nowhere_is_not_made_known_to_masters_that_come_
                 with pytest.raises(FlowrtError):
                     await connection.receive()
             async with Master({PS: ("127.0.0.1", server.port)}, token, name="after") as master:
-                assert [str(device.host) for device in master.devices] == [PS]
+                assert [str(device.host) for device in master.peers.devices] == [PS]
     finally:
         await host.aclose()

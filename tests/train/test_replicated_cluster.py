@@ -178,7 +178,7 @@ async def test_a_replica_whose_connection_breaks_trains_on() -> None:
             (report,) = await some(steps, 1)
             assert report.kept == (0, 1)
             if number % 3 == 0:
-                session._runner._master._peers["/job:worker/task:0"].control.cut()  # type: ignore[union-attr]
+                session._runner._master.peers["/job:worker/task:0"].control.cut()  # type: ignore[union-attr]
         await steps.aclose()
         assert trainer.statistics().lost == ()
         step, (a, b) = await session.run([trainer.step, trainer.variables])

@@ -58,8 +58,8 @@ async def ended(process: int) -> None:
 
 async def until_lost(master: Any, *tasks: str) -> None:
     """Wait until a master, or the runner of a session, has lost these tasks and no others."""
-    while master.lost != {*tasks}:
-        await master.wait_changed(master.lost, master.suspects)
+    while master.peers.lost != {*tasks}:
+        await master.wait_changed(master.peers.lost, master.peers.suspects)
 
 
 def alive(pid: int) -> bool:

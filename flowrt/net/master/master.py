@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -59,7 +59,6 @@ from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Listene
 from flowrt.sched.host.shielded import EndedAnyway, shielded
 
 if TYPE_CHECKING:
-    from flowrt.base.device import Device
     from flowrt.base.spec import Spec
     from flowrt.net.door.tls import Keys
     from flowrt.net.master.meeting import Spares
@@ -72,7 +71,8 @@ TRIES = 5  # to ask something of a task to which the way breaks again and again
 class Master:
     """Drives the tasks at ``addresses`` (``{"/job:ps/task:0": (host, port)}``) while the block runs.
 
-    ``listeners`` hear what tasks post, and of ways to them that broke and are there again.
+    ``peers`` are these tasks, and who of them is there. ``listeners`` hear what they post, and of ways to them that
+    broke and are there again.
 
     ``tls`` are the keys of this side, which the way beyond this machine takes.
     ``name`` is the session's: a newer master of the same name takes over from an older one; without a name, it is
@@ -110,7 +110,7 @@ class Master:
             local=self._local,
             tls=tls,
         )
-        self._peers = Peers(
+        self.peers = Peers(
             addresses,
             token,
             beat,
@@ -124,7 +124,7 @@ class Master:
         self._steps: dict[int, OpenStep] = {}
         self._plans: dict[int, Registered] = {}  # by the number of their plans
         self._numbers = itertools.count()
-        self._joining = Joining(self._peers, self._ask, self._numbers)
+        self._joining = Joining(self.peers, self._ask, self._numbers)
         self._opened = self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -145,7 +145,7 @@ class Master:
             raise ClosedError("a master is opened once; make another one")
         self._opened = True
         try:
-            await self._peers.open(self.name, self.epoch, self._patience, self._spares)
+            await self.peers.open(self.name, self.epoch, self._patience, self._spares)
         except BaseException:
             await self.aclose()
             raise
@@ -159,74 +159,26 @@ class Master:
             step.fail(ClosedError("the session was closed"))
         self.listeners.ended(self.epoch)
         try:
-            await self._peers.aclose()
+            await self.peers.aclose()
         finally:
             self._local.close()
             self._memory.reclaim()
 
     # ── who is there ──
 
-    @property
-    def devices(self) -> list[Device]:
-        """The devices of the tasks that are not lost."""
-        return self._peers.devices
-
-    @property
-    def known_devices(self) -> list[Device]:
-        """The devices of all tasks, as far as is known of those that are lost."""
-        return self._peers.known_devices
-
     def way(self, one: str, other: str) -> str:
         """How bytes travel between two tasks, of which one may be the client: shared (memory), unix or tcp."""
         mine = self._local.host, self._local.way
-        return way_between(*(mine if task == CLIENT else self._peers[task].local for task in (one, other)))
-
-    @property
-    def lost(self) -> frozenset[str]:
-        """The tasks that are lost, or not up yet."""
-        return self._peers.lost
-
-    @property
-    def losses(self) -> Mapping[str, int]:
-        """How often tasks were lost so far: what each had before that is gone."""
-        return self._peers.losses
-
-    @property
-    def births(self) -> Mapping[str, str]:
-        """Which process each task is that was met: see `Serve`."""
-        return self._peers.births
-
-    def why_lost(self, task: str) -> FlowrtError:
-        """Why a task that is lost is not there."""
-        return self._peers.why_lost(task)
-
-    def expect(self, tasks: Iterable[str]) -> None:
-        """Await those of ``tasks`` that no address is known of: they are lost until a node joins as them."""
-        self._peers.expect(tasks)
+        return way_between(*(mine if task == CLIENT else self.peers[task].local for task in (one, other)))
 
     def moved(self, task: str, place: tuple[str, int]) -> None:
         """Who starts the nodes says that the node of ``task`` is at ``place`` from now on."""
         if not self._closed:
             self._joining.moved(task, place)
 
-    @property
-    def absent(self) -> list[str]:
-        """The tasks that have not answered yet, with their addresses."""
-        return self._peers.absent
-
-    @property
-    def suspects(self) -> frozenset[str]:
-        """The tasks that have been silent for a while, or were told to end."""
-        return self._peers.suspects
-
-    @property
-    def leaving(self) -> frozenset[str]:
-        """The suspects that were told to end."""
-        return self._peers.leaving
-
     async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str] = frozenset()) -> None:
-        """Wait until `lost` or `suspects` differ from these; raises `TakenOver` where another master has come."""
-        await self._peers.wait_changed(lost, suspects)
+        """Wait until others than these are lost or suspect; raises `TakenOver` where another master has come."""
+        await self.peers.wait_changed(lost, suspects)
         self._check_open()
 
     def _settle_steps(self, peer: Peer) -> None:
@@ -255,7 +207,7 @@ class Master:
 
         Lost if the way to the task is broken: who listens is told when it was reached again.
         """
-        self._peers[task].link.post(message)
+        self.peers[task].link.post(message)
 
     # ── talking ──
 
@@ -269,7 +221,7 @@ class Master:
                 if reply is not None and not reply.done():
                     reply.set_result(message)
             case Recruit():
-                self._peers.spawn(self._joining.recruit(peer, message))
+                self.peers.spawn(self._joining.recruit(peer, message))
             case Introduced():
                 self._joining.learn(message)
             case _:
@@ -292,10 +244,10 @@ class Master:
 
     async def _ask(self, task: str, message: Register | Ask | Command | Introduce) -> Any:
         """Send a request and wait for its answer."""
-        peer = await self._peers.reach(task)
+        peer = await self.peers.reach(task)
         reply = peer.replies[message.request] = asyncio.get_running_loop().create_future()
         try:
-            await self._peers.say(peer, message)
+            await self.peers.say(peer, message)
             answer = await reply
         finally:
             del peer.replies[message.request]
@@ -327,14 +279,14 @@ class Master:
 
     async def _ask_all(self, what: str, container: str = "", within: float | None = None) -> dict[str, Any]:
         self._check_open()
-        asks = {task: Ask(next(self._numbers), what, container) for task in self._peers.serving()}
+        asks = {task: Ask(next(self._numbers), what, container) for task in self.peers.serving()}
         return await self._ask_each(asks, within)
 
     def _check_open(self) -> None:
         if self._closed or not self._opened:
             raise ClosedError("the session is not open")
-        if self._peers.taken_over is not None:
-            raise type(self._peers.taken_over)(*self._peers.taken_over.args)
+        if self.peers.taken_over is not None:
+            raise type(self.peers.taken_over)(*self.peers.taken_over.args)
 
     # ── state ──
 
@@ -345,8 +297,8 @@ class Master:
         def ask() -> Ask:
             return Ask(next(self._numbers), "inventory", "")
 
-        asks = {task: self._ask_again(task, ask) for task in self._peers.serving()}
-        return await collect(asks, self._peers, wanted)
+        asks = {task: self._ask_again(task, ask) for task in self.peers.serving()}
+        return await collect(asks, self.peers, wanted)
 
     async def reset(self, container: str | None = None) -> None:
         """Forget the variables and queues of a container, or of all."""
@@ -371,7 +323,7 @@ class Master:
         """
         self._check_open()
         for task in plans:
-            if task not in self._peers:
+            if task not in self.peers:
                 raise InternalError(f"a plan for {task}, which is not in the cluster")
         registered = describe(next(self._numbers), plans, feeds, fetches)
         self._plans[registered.plan] = registered  # before all have it, lest who has is lost, and back without it
@@ -396,7 +348,7 @@ class Master:
         """Let the nodes forget a step."""
         self._plans.pop(registered.plan, None)
         for task in registered.tasks:
-            await self._peers.say(self._peers[task], Unregister(registered.plan))
+            await self.peers.say(self.peers[task], Unregister(registered.plan))
 
     async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
         """Run a registered step and answer its fetches; several may run at once, under different numbers.
@@ -407,8 +359,8 @@ class Master:
         """
         self._check_open()
         for task in registered.tasks:
-            if (peer := self._peers[task]).severed or peer.error is not None:
-                await self._peers.reach(task)
+            if (peer := self.peers[task]).severed or peer.error is not None:
+                await self.peers.reach(task)
         if number in self._steps:
             raise InternalError(f"step {number} is in progress")
         step = self._steps[number] = OpenStep(number, registered)
@@ -467,12 +419,12 @@ class Master:
 
     async def _start(self, step: OpenStep, starts: Mapping[str, Start]) -> None:
         for task, start in starts.items():
-            peer, told = self._peers[task], partial(step.told.add, task)
-            if peer.control.send_at_once(to_frame(start)) or not await self._peers.say(peer, start, told):
+            peer, told = self.peers[task], partial(step.told.add, task)
+            if peer.control.send_at_once(to_frame(start)) or not await self.peers.say(peer, start, told):
                 told()  # if not by us, what became of the connection will end the step there
 
     async def _fetch(self, step: OpenStep, key: StepKey, edge: int, task: str) -> None:
-        spec, link, announced, expected = step.registered.specs[edge], self._peers[task].link, None, 0
+        spec, link, announced, expected = step.registered.specs[edge], self.peers[task].link, None, 0
         try:
             if not is_large(spec):
                 value = await self._rendezvous.take(key, edge)
@@ -489,10 +441,10 @@ class Master:
         step.aborted = True
         if not step.waiting:  # as mostly
             return
-        suspects = self.suspects
+        suspects = self.peers.suspects
         for task in sorted(step.waiting):
             if step.told:  # those that were not may have been sent values by those that were
-                self._peers.post(self._peers[task], Abort(step.number))
+                self.peers.post(self.peers[task], Abort(step.number))
             if task in suspects or task not in step.told:
                 step.excuse(task)
         cancelled = await shielded(lambda: not step.waiting, step.next_news)

@@ -82,7 +82,7 @@ class Peers:
         self.joined: set[str] = set()  # tasks that are in no cluster file
         self._gone_for_good: set[str] = set()  # those whose nodes have left, or at whose addresses nobody listens
         self._expected: set[str] = set()
-        self._leaving: frozenset[str] = frozenset()  # tasks whose nodes were told to end
+        self.leaving: frozenset[str] = frozenset()  # tasks whose nodes were told to end
         self._changed = asyncio.Event()
         self._here: dict[str, str] = {}  # the hashes of modules that this process has imported, too
         self._closed = False
@@ -263,6 +263,7 @@ class Peers:
 
     @property
     def lost(self) -> frozenset[str]:
+        """The tasks that are lost, or not up yet."""
         return frozenset(self._awaited)
 
     @property
@@ -286,12 +287,8 @@ class Peers:
 
     @property
     def suspects(self) -> frozenset[str]:
-        return self._liveness.having(Belief.SUSPECT) | self._leaving
-
-    @property
-    def leaving(self) -> frozenset[str]:
-        """The tasks whose nodes were told to end."""
-        return self._leaving
+        """The tasks that have been silent for a while, or were told to end."""
+        return self._liveness.having(Belief.SUSPECT) | self.leaving
 
     def serving(self) -> list[str]:
         """The tasks that answer, or will when they are reached again."""
@@ -326,7 +323,7 @@ class Peers:
         self._changed = asyncio.Event()
 
     def _give_up(self, peer: Peer, error: FlowrtError) -> None:
-        self._leaving -= {peer.task}
+        self.leaving -= {peer.task}
         if peer.error is None:
             peer.lose(error)
         self._gone(peer)
@@ -388,7 +385,7 @@ class Peers:
                 pass
             case Leaves():
                 _log.warning("%s (%s) was told to end, and is given nothing any more", peer.task, peer.address)
-                self._leaving |= {peer.task}
+                self.leaving |= {peer.task}
                 self._notify()
             case Refused(error, text):
                 refusal = as_error(error, text)
@@ -407,7 +404,7 @@ class Peers:
 
     def _broke(self, peer: Peer, cause: str) -> None:
         ours = self._peers.get(peer.task) is peer and not peer.severed and peer.error is None
-        if ours and not self._closed and peer.task in self._leaving:
+        if ours and not self._closed and peer.task in self.leaving:
             self._gone_for_good.add(peer.task)
             self._apply(self._liveness.broke(peer.task, "it was terminated"))
         elif ours and not self._closed:
