@@ -1,7 +1,7 @@
 """In which order tests run, which need not, when they end at the latest, and who runs the CUDA simulator.
 
 The simulator takes a minute in a process of its own, so it starts before all tests and is asked after them, unless what
-it found is kept. Where the files are shared out, one process begins with it and waits, while others go on.
+it found is kept. Where several processes share the files out, one of them begins with it and waits, while others go on.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import programs
 import pytest
 from hypothesis import settings
 from kept import keep, recall
-from places import MODULES, ON_GPU, environment, file_of
+from places import MODULES, ON_GPU, TESTS, environment, file_of
 from settled import has_passed, note_passed
 
 from flowrt.cluster import fork_server
 
-pytest_plugins = ["shared_out", "time_limit"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest_plugins = ["reported", "time_limit"]
 
 settings.register_profile("suite", derandomize=True, deadline=None)  # the same examples each time, at any speed
 settings.load_profile("suite")
@@ -36,6 +38,7 @@ os.environ["FLOWRT_QUIET"] = "1"  # what a slow machine would say on the side is
 
 SIMULATOR = pytest.StashKey["subprocess.Popen[str]"]()
 SETTLED = ("settled", True)  # what a report says of a test that was not run again
+SHARED_OUT = "PYTEST_XDIST_WORKER" in os.environ
 LONG = (  # what takes far longer than its number of tests tells: first where no kernel is compiled yet, then always
     "test_ptx",
     "test_launch_ray",
@@ -113,15 +116,34 @@ LONG = (  # what takes far longer than its number of tests tells: first where no
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "settled: comes to the same of the same files (tests/worlds/settled.py)")
+    if SHARED_OUT and config.args == config.getini("testpaths"):
+        config.args = _each_from_another(sorted(str(path) for path in TESTS.iterdir() if _has_tests(path)))
+
+
+def _has_tests(path: Path) -> bool:
+    return path.match("test_*.py") or any(path.glob("**/test_*.py"))
+
+
+def _each_from_another(places: list[str]) -> list[str]:
+    """The same in another order for each process: of tests that one has compiled the others read the bytecode."""
+    number, count = os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"), os.environ["PYTEST_XDIST_WORKER_COUNT"]
+    first = int(number) * len(places) // int(count)
+    return places[first:] + places[:first]
 
 
 def _is_simulated(item: pytest.Item) -> bool:
     return "simulated" in getattr(item, "fixturenames", ())
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two more than cores: tests of processes wait for these, and who needs a kernel for who compiles it."""
+    return len(os.sched_getaffinity(0)) + 2
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.shared:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if SHARED_OUT:
         _longest_first(items)
     else:
         items.sort(key=_is_simulated)
@@ -161,7 +183,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _is_settled(item: pytest.Item) -> bool:
-    return item.config.option.shared and item.get_closest_marker("settled") is not None
+    return SHARED_OUT and item.get_closest_marker("settled") is not None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -188,17 +210,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{count} of them were not run again: they passed before of the very same files")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
-    """Have the simulator at work beside the tests, or one process that the programs of all who share them come from."""
-    option = session.config.option
-    if option.shared and not option.collectonly:
-        with programs.kept():
-            programs.python()
-            return (yield)
-    if not option.collectonly and any(map(_is_simulated, session.items)) and _simulated_before() is None:
+def pytest_runtestloop(session: pytest.Session) -> None:
+    if SHARED_OUT or session.config.option.collectonly or not any(map(_is_simulated, session.items)):
+        return
+    if _simulated_before() is None:
         _simulate(session.config)
-    return (yield)
 
 
 def _simulated_before() -> dict[str, Any] | None:
@@ -228,13 +244,10 @@ def simulated(request: pytest.FixtureRequest) -> dict[str, Any]:
     found = _simulated_before()
     if found is not None:
         return found
-    if request.config.option.shared:
+    if SHARED_OUT:
         _simulate(request.config)
     process = request.config.stash[SIMULATOR]
-    try:
-        out, errors = process.communicate(timeout=580)  # with nothing compiled yet
-    finally:
-        process.kill()
+    out, errors = process.communicate(timeout=580)  # with nothing compiled yet
     assert process.returncode == 0, errors
     told: dict[str, Any] = json.loads(out)
     if not (ON_GPU or told["differences"]):
@@ -243,9 +256,9 @@ def simulated(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _processes_from_one_server(pytestconfig: pytest.Config) -> Iterator[None]:
+def _processes_from_one_server() -> Iterator[None]:
     """What nodes and programs import is imported once, not for each of those that tests begin."""
-    with fork_server.kept(), nullcontext() if pytestconfig.option.shared else programs.kept():
+    with fork_server.kept(), programs.kept():
         yield
 
 
