@@ -59,7 +59,8 @@ class LossScaled(Optimizer):
             raise GraphError(f"{user_site()}: a loss is scaled by a power of two from 2**-14 to 2**24, not {got}")
         if grow_every is not None and not is_whole(grow_every, 1):
             raise GraphError(f"{user_site()}: grow_every is a number of steps, or None, not {grow_every!r}")
-        self.optimizer, self.scale, self.grow_every = optimizer, float(scale), grow_every
+        self.optimizer, self.scale = optimizer, float(scale)
+        self.grow_every = None if grow_every is None else int(grow_every)
         self.variable: Variable | None = None  # once there is a loss
 
     @brief

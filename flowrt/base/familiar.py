@@ -42,7 +42,7 @@ def keyword_hint(name: str, there: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, there, 1, 0.6)
-    return f"; did you mean {near[0]}=?" if near else hint("an argument of another", name)
+    return f"; did you mean {near[0]}=?" if near else ""
 
 
 @cache

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any, Self, TypeVar, cast
 
 from flowrt.base.errors import FlowrtError, GraphError, ResourceError, SpecError, user_site
-from flowrt.base.familiar import keyword_hint
+from flowrt.base.familiar import hint, keyword_hint
 from flowrt.base.parameters import as_called
 from flowrt.base.tracebacks import brief, is_of_ours
 
@@ -110,13 +110,14 @@ def misfit(what: str, takes: Signature, args: Sequence[Any], kwargs: Mapping[str
             reason = f"{error}{_as_one(list(takes.parameters), args)}"
     else:
         fix = keyword_hint(wrong, [name for name in takes.parameters if name not in kwargs])
+        fix = fix or (hint("an optimiser", wrong) if "lr" in takes.parameters else "")
         reason = f"got an unexpected keyword argument {wrong!r}{fix}"
     return located_error(f"{what}{as_called(takes)}", SpecError(reason))
 
 
 def _as_one(names: Sequence[str], args: Sequence[Any]) -> str:
-    """How to give sizes or axes that were given one by one."""
-    at = next((n for n, name in enumerate(names) if name in ("shape", "axes", "repeats")), len(names))
+    """How to give sizes that were given one by one."""
+    at = next((n for n, name in enumerate(names) if name in ("shape", "repeats")), len(names))
     several = len(args) > at + 1 and all(type(value) is int for value in args[at:])
     return f"; write {names[at]}={tuple(args[at:])}" if several else ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
@@ -107,7 +107,8 @@ def parquet(
 
     Raises `GraphError` as `arrays` does, for a file that cannot be read, and where pyarrow is missing.
     """
-    given = list(paths) if isinstance(paths, (list, tuple)) else [paths]
+    one = isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Iterable)
+    given = [paths] if one else list(paths)
     if not given:
         raise GraphError(f"{user_site()}: parquet takes a path or several, not none")
     files = tuple(os.path.abspath(path_of(path, "a parquet file")) for path in given)

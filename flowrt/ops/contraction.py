@@ -81,7 +81,7 @@ def tensordot(a: Operand, b: Operand, axes: int | Sequence[int | Sequence[int]] 
     if isinstance(axes, (int, np.integer)):
         left, right = tuple(range(m - axes, m)), tuple(range(axes))
     else:
-        left, right = ((x,) if isinstance(x, int) else tuple(x) for x in axes)
+        left, right = ((x,) if isinstance(x, (int, np.integer)) else tuple(x) for x in axes)
     ours, theirs = [f"a{i}" for i in range(m)], [f"b{i}" for i in range(n)]
     if len(left) != len(right) or any(not -r <= i < r for r, of in ((m, left), (n, right)) for i in of):
         raise SpecError(f"axes {axes} do not fit {described(a)} and {described(b)}")

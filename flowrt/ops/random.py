@@ -193,6 +193,7 @@ def log_uniform(shape: Operand, classes: int, seed: int | None = None, *, name: 
     """
     if not is_whole(classes, 1):
         raise SpecError(f"classes must be a positive integer, got {classes!r}")
+    classes = int(classes)
     drawn = shares("log_uniform", shape, seed, name, "float64")
     found = astype(subtract(exp(multiply(drawn, math.log(classes + 1))), 1.0), "int64")
     return minimum(found, np.int64(classes - 1))  # of what rounds up to it

@@ -145,6 +145,7 @@ def dynamic_partition(x: Operand, partitions: Operand, num_partitions: int) -> l
     """
     if not is_whole(num_partitions, 1):
         raise SpecError(f"num_partitions is how many parts there are, 1 or more, not {num_partitions!r}")
+    num_partitions = int(num_partitions)
     given, told = described(x), described(partitions)
     if told.dtype.kind not in "iu":
         raise SpecError(f"partitions are integers, got {told}; use astype")
