@@ -99,5 +99,5 @@ def checked_imports(imports: Sequence[str]) -> tuple[str, ...]:
 def check_numbers(**numbers: Any) -> None:
     """Raise `GraphError` for what is no number from 0 up; None is the default's."""
     for name, number in numbers.items():
-        if number is not None and not (isinstance(number, Real) and number >= 0):
+        if number is not None and not (isinstance(number, Real) and float(number) >= 0):
             raise GraphError(f"{user_site()}: {name} is a number from 0 up, not {number!r}")

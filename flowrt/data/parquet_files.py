@@ -107,8 +107,9 @@ def parquet(
 
     Raises `GraphError` as `arrays` does, for a file that cannot be read, and where pyarrow is missing.
     """
-    one = isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Iterable)
-    given = [paths] if one else list(paths)
+    given: list[Any] = [paths]
+    if isinstance(paths, Iterable) and not isinstance(paths, (str, bytes, os.PathLike)):
+        given = list(paths)
     if not given:
         raise GraphError(f"{user_site()}: parquet takes a path or several, not none")
     files = tuple(os.path.abspath(path_of(path, "a parquet file")) for path in given)

@@ -30,9 +30,11 @@ from flowrt.session.building_order import Order, from_manifest, nameless, order_
 from flowrt.session.options import is_at_least
 from flowrt.session.restoring import OWN_NAMES, Fit, checked_renames, fit, listed
 from flowrt.session.saving import (
+    BeingTrained,
     CheckpointDraft,
     Places,
     Saving,
+    check_untrained,
     in_thread,
     pieces_of,
     prepare_on_tasks,
@@ -195,7 +197,12 @@ class Checkpoints:
                 await in_thread(self._claim)
             except OSError as error:
                 _log.warning("no checkpoint can be saved in %s: %s; every save tries again", self.url, error)
-        return await self.restore_newest(session)
+        try:
+            return await self.restore_newest(session)
+        except BeingTrained as error:  # they stay as they are
+            _log.warning("%s", error)
+            self._step = self._saved_step = (await in_thread(self.saves))[-1][1]
+            return set()
 
     async def close(self, session: Inside) -> None:
         """Let ``session`` go, after a save that is under way, and others save. Twice is once."""
@@ -274,10 +281,7 @@ class Checkpoints:
     # Saving
 
     async def save(self, session: Inside) -> int:
-        """Save now; answers the step. A failure leaves no file behind and the earlier checkpoints untouched.
-
-        Raises `CheckpointError` also where another session saves into the folder, and it says which.
-        """
+        """Save now; answers the step. Raises `CheckpointError`, where another session saves too, with all as it was."""
         async with self._saving:
             saving = await self._keep(session)
             await self._write(saving)
@@ -451,6 +455,7 @@ class Checkpoints:
         """Restore one checkpoint, once it was seen to be whole and to fit; answers the variables that have it now."""
         assert self._places is not None
         places, folder = self._places.find(), folder_of(number, step)
+        await check_untrained(session, places)
         activity = Activity(f"restoring step {step} from {self.url}")
         try:
             with activity:

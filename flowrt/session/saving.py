@@ -30,6 +30,7 @@ from flowrt.checkpoints.stores import Store, store_at
 from flowrt.checkpoints.whole import keys_of, shard_order
 from flowrt.finishing import together
 from flowrt.passes import Ends
+from flowrt.sched.drivers.inquiries import WhoTrains
 from flowrt.sched.drivers.keeping import Drop, Fetch, Keep, Prepare, Take, Verify, Write, read_written
 from flowrt.sched.host.lanes import Lanes
 from flowrt.session.runners import compile_for
@@ -258,6 +259,21 @@ async def verify_on_tasks(
                 await in_thread(check, store, folder, file, ranges)
 
     await together(verify(task, share) for task, share in shares.items() if share)
+
+
+class BeingTrained(CheckpointError):
+    """Somebody moves the variables meanwhile, whom restoring them would disturb in silence."""
+
+
+async def check_untrained(session: Inside, places: Mapping[Name, str]) -> None:
+    """Raise `BeingTrained` where variables are trained by a run that goes on without a client, or another one's."""
+    runner, names = session._open_here(), tuple(places)
+
+    async def ask(task: str) -> None:
+        if who := await runner.command(task, WhoTrains(names)):
+            raise BeingTrained(f"variables are being trained, of {who}: no checkpoint is restored meanwhile")
+
+    await together(ask(task) for task in set(places.values()))
 
 
 async def take_on_tasks(

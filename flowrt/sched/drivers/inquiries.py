@@ -37,6 +37,16 @@ class Lacking:
 
 
 @valueclass
+class WhoTrains:
+    """Say for people who trains some of the variables ``names``, (container, name), beside who asks; empty if nobody.
+
+    That is a run that needs no client, or another client's, whose server 0 is here.
+    """
+
+    names: tuple[tuple[str, str], ...]
+
+
+@valueclass
 class Hash:
     """Say a hash of the values of the variables ``names``, by (container, name); nothing where one has none."""
 
@@ -71,4 +81,4 @@ class TellTrace:
     on: bool = True
 
 
-INQUIRIES: tuple[type[Any], ...] = (Look, Lacking, Hash, Settle, TellTrace)
+INQUIRIES: tuple[type[Any], ...] = (Look, Lacking, WhoTrains, Hash, Settle, TellTrace)

@@ -26,7 +26,7 @@ from flowrt.base.valueclass import replace
 from flowrt.sched.drivers.beginning import BeginReplica, BeginServer
 from flowrt.sched.drivers.closed import Closed
 from flowrt.sched.drivers.following import ABOUT_FOLLOWING
-from flowrt.sched.drivers.inquiries import Hash, Lacking, Look, Settle, TellTrace
+from flowrt.sched.drivers.inquiries import Hash, Lacking, Look, Settle, TellTrace, WhoTrains
 from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS, Keeping
 from flowrt.sched.drivers.messages import (
     Allow,
@@ -222,6 +222,8 @@ class Iterations:
             case Lacking(container, group, number, tasks):
                 self._lacking[container, group] = number, tasks
                 return None
+            case WhoTrains(names):
+                return self._who_trains(frozenset(names), epoch)
             case Settle(run, version, replicas, weights, versions):
                 server = self._server(run)
                 server.obey(version, replicas, weights, versions)
@@ -268,6 +270,17 @@ class Iterations:
         if not left.detached and not self._lives(server.way.epoch):
             left = replace(left, client="")
         return (*versions, left_to_data(left))
+
+    def _who_trains(self, names: frozenset[tuple[str, str]], epoch: str) -> str:
+        """Whose run with its server 0 here moves some of these variables, but that of ``epoch``; empty if nobody's."""
+        for server in self._servers.values():
+            role, client = server.role, server.way.epoch
+            is_led = server.coordination is not None and not server.over
+            goes_on = is_led and client != epoch and (role.detached or self._lives(client))
+            moved = {*role.values, *((role.container, version) for version in role.versions)}
+            if goes_on and not names.isdisjoint(moved):
+                return f"{role.group!r}, by {role.client}"
+        return ""
 
     async def _hash(self, names: frozenset[tuple[str, str]]) -> bytes:
         """A hash of the values of variables; nothing where one has none."""

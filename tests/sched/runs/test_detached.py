@@ -470,6 +470,32 @@ async def test_checkpoints_of_a_detached_run_are_of_one_version(tmp_path: Path) 
         assert variables == [-step] * 2
 
 
+@pytest.mark.timeout(60)
+async def test_nothing_is_restored_into_what_a_run_trains_that_is_not_the_sessions_own(tmp_path: Path) -> None:
+    graph, trainer = built()
+
+    def saved() -> fr.Checkpoints:
+        return fr.Checkpoints(tmp_path, every_steps=3)
+
+    async with fr.LocalCluster(ps=2, worker=2, imports=IMPORTS) as cluster:
+        async with fr.Session(graph, cluster=cluster, name="job", checkpoints=saved()) as session:
+            await trained(session, trainer, 10**6, 8)
+        async with fr.Session(graph, cluster=cluster, name="job", checkpoints=saved()) as session:
+            with pytest.raises(fr.CheckpointError, match=r"being trained, of .* by session 'job'.*no checkpoint is"):
+                await session.restore()
+            await trained(session, trainer, 10**6, 3)
+            assert await trainer.stop(session)
+            variables, step = await session.run([trainer.variables, trainer.step])
+            assert variables == [-step] * 2
+            async with aclosing(trainer.steps(session, source(10**6))) as steps:
+                await anext(steps)
+                async with fr.Session(graph, cluster=cluster, checkpoints=fr.Checkpoints(tmp_path)) as other:
+                    report = await anext(steps)
+                    variables, step = await other.run([trainer.variables, trainer.step])
+                    assert (variables, step) == ([-step] * 2, report.step)
+            assert await session.restore() < step
+
+
 async def test_what_cannot_be_detached_is_said_at_the_line_that_asks() -> None:
     graph, trainer = built(servers=1)
     async with (
