@@ -74,28 +74,24 @@ class Batches:
 class Lasting:
     """Has batches last though their source should write others in their place: then each is copied.
 
-    So are the first, ``left`` of them; if none of these was where another had been, but for the same again, no more
-    are. They are kept until that is known, lest memory that was given back is taken for the source's.
+    So are the first, ``left`` of them; if these were all somewhere else, no more are. They are kept until that is
+    known, lest memory that was given back is taken for the source's.
     """
 
     def __init__(self, left: float) -> None:
         self._left = left  # that are looked at yet; no end of them once one was where another had been
-        self._places: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}  # and what was copied there
+        self._places: dict[int, np.ndarray[Any, Any]] = {}
 
     def own(self, values: Values) -> Values:
         """The values of a batch, which are its own from now on."""
         if not self._left:
             return values
-        copied = tuple([value.copy() if value.flags.writeable else value for value in values])
-        for value, copy in zip(values, copied, strict=True) if self._left < inf else ():
-            if value is not copy:
-                _, before = self._places.setdefault(value.__array_interface__["data"][0], (value, copy))
-                if before is not copy and not np.array_equal(before, copy):
-                    self._left = inf
-        self._left -= 1
-        if self._left in {0, inf}:
-            self._places = {}
-        return copied
+        if self._left < inf:
+            places = {value.__array_interface__["data"][0]: value for value in values if value.flags.writeable}
+            again = not self._places.keys().isdisjoint(places)
+            self._left = inf if again else self._left - 1
+            self._places = {} if again or not self._left else {**self._places, **places}
+        return tuple([value.copy() if value.flags.writeable else value for value in values])
 
 
 class Supply:
