@@ -110,7 +110,7 @@ def misfit(what: str, takes: Signature, args: Sequence[Any], kwargs: Mapping[str
             reason = f"{error}{_as_one(list(takes.parameters), args)}"
     else:
         fix = keyword_hint(wrong, [name for name in takes.parameters if name not in kwargs])
-        fix = fix or (hint("an optimiser", wrong) if "lr" in takes.parameters else "")
+        fix = fix or (hint("an optimiser's argument", wrong) if "lr" in takes.parameters else "")
         reason = f"got an unexpected keyword argument {wrong!r}{fix}"
     return located_error(f"{what}{as_called(takes)}", SpecError(reason))
 

@@ -58,8 +58,9 @@ async def ended(process: int) -> None:
 
 async def until_lost(master: Any, *tasks: str) -> None:
     """Wait until a master, or the runner of a session, has lost these tasks and no others."""
-    while master.peers.lost != {*tasks}:
-        await master.wait_changed(master.peers.lost, master.peers.suspects)
+    there = getattr(master, "peers", master)
+    while there.lost != {*tasks}:
+        await master.wait_changed(there.lost, there.suspects)
 
 
 def alive(pid: int) -> bool:
