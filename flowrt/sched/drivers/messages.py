@@ -69,7 +69,7 @@ class Attach:
     """Be of a detached run whose client this one is from now on.
 
     Answers (server, replicas): the replicas that go on here, each with how often it was begun again, and of the server
-    here its version, None where none is known. Of server 0 that is (attachment, version, dropped, turns, lost,
+    here its version, None where none is known. Of server 0 that is (attachment, version, dropped, incarnations, lost,
     compression, begun): by what number `Allow` is this client's, the version of which is reported next, how many older
     reports nobody has had that are not kept any more, by replica how often it was begun again, who is lost, of a run
     that is over nobody, how updates are packed, and the version at which the run began.
