@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -27,7 +29,7 @@ _STORED, _ENCRYPTED = 0, 1
 
 def map_npy(path: str) -> Array:
     """The array in an npy file, mapped. Raises `OSError`, and `ValueError` for what is none."""
-    with open(path, "rb") as file:
+    with _reading(path), open(path, "rb") as file:
         return _mapped(path, file)
 
 
@@ -39,7 +41,7 @@ def members_of(path: str) -> list[str]:
 
 def map_member(path: str, member: str) -> Array:
     """An array of an npz file: mapped if it is stored as it is, else read. Raises as `map_npy`."""
-    with _archive(path) as archive:
+    with _reading(path), _archive(path) as archive:
         try:
             info = archive.getinfo(f"{member}.npy")
         except KeyError:
@@ -48,13 +50,24 @@ def map_member(path: str, member: str) -> Array:
             with archive.open(info) as file:
                 found: Array = npy_format.read_array(file, allow_pickle=False)
                 return found
-    with open(path, "rb") as file:
+    with _reading(path), open(path, "rb") as file:
         file.seek(info.header_offset)
         signature, *lengths = _LOCAL.unpack(file.read(_LOCAL.size))
         if signature != _SIGNATURE:
             raise ValueError(f"{path} is damaged: no member begins at byte {info.header_offset}")
         file.seek(sum(lengths), 1)
         return _mapped(path, file)
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Have what zip files, what unpacks them and NumPy raise at damaged bytes, of a dozen kinds, be one."""
+    try:
+        yield
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _archive(path: str) -> ZipFile:

@@ -2,8 +2,8 @@
 
 Law: it decides nothing about models. Of a request no more is read than is allowed, and no more at once than may wait;
 who has to have a token shows it first. What is long is read and written out in a lane, so that others are answered
-meanwhile. Every answer is JSON, an error as ``{"error": "..."}``; what went wrong on this side is told to the log, and
-not to who asks.
+meanwhile. What is HTTP is answered in JSON, an error as ``{"error": "..."}``; what went wrong on this side, and that
+alone, is told to the log, and not to who asks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 import flowrt
 from flowrt.base.errors import (
@@ -46,6 +47,8 @@ T = TypeVar("T")
 RETRY_SECONDS = 1  # after which who was refused may ask again
 IDLE_SECONDS = 75.0  # of a connection on which no whole request comes
 _log = logging.getLogger(__name__)
+_http_log = logging.getLogger(f"{__name__}.requests")  # aiohttp's
+_http_log.addFilter(lambda record: not _is_of_who_asked(record))
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -85,6 +88,7 @@ class Face:
             self.application,
             handler_cancellation=True,
             access_log=None,
+            logger=_http_log,
             shutdown_timeout=self._batching.timeout,
             keepalive_timeout=IDLE_SECONDS,
         )
@@ -270,6 +274,12 @@ class Face:
         fits = hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), self._token.encode())
         if scheme.lower() != "bearer" or not fits:
             raise _Rejected(401, "show the token: Authorization: Bearer TOKEN")
+
+
+def _is_of_who_asked(record: logging.LogRecord) -> bool:
+    """Whether aiohttp tells of what was sent that is no HTTP, which it does with a stack for each."""
+    error = record.exc_info[1] if record.exc_info else None
+    return isinstance(error, (HttpProcessingError, web.RequestPayloadError))
 
 
 class _Rejected(Exception):

@@ -200,6 +200,21 @@ def test_a_file_that_is_cut_short_is_told_before_and_while_it_is_read(kind: str,
     assert np.array_equal(whole["images"], IMAGES[:8])
 
 
+@pytest.mark.parametrize(
+    ("packed", "at"),
+    [(True, 35), (True, 300), (False, 120)],
+    ids=["member", "packed bytes", "header of an array"],
+)
+def test_an_archive_with_a_damaged_byte_is_refused_by_its_name(packed: bool, at: int, tmp_path: Path) -> None:
+    path = tmp_path / "some.npz"
+    (np.savez_compressed if packed else np.savez)(path, images=IMAGES)
+    content = bytearray(path.read_bytes())
+    content[at : at + 4] = bytes(4)
+    path.write_bytes(content)
+    with pytest.raises(fr.GraphError, match=r"cannot read npz .*some\.npz"):
+        fr.data.npz(path, batch=8)
+
+
 def test_a_source_that_is_read_leaves_no_file_open(tmp_path: Path) -> None:
     source = in_file("npz", tmp_path)
     with source.open() as reading:

@@ -192,6 +192,19 @@ async def test_who_sends_no_whole_request_is_cut_off(sent: bytes, monkeypatch: p
         writer.close()
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET /\xff /v2 HTTP/1.1\r\n\r\n", b"GET /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n"],
+)
+async def test_what_is_no_http_is_answered_so_and_fills_no_log(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(doubling()) as (server, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        assert (await reader.read()).startswith(b"HTTP/1.0 400 Bad Request")
+        writer.close()
+    assert not caplog.text
+
+
 async def test_an_answer_counts_among_what_is_here_until_it_is_read_or_nobody_is_there(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
