@@ -199,9 +199,9 @@ class Checkpoints:
                 _log.warning("no checkpoint can be saved in %s: %s; every save tries again", self.url, error)
         try:
             return await self.restore_newest(session)
-        except BeingTrained as error:  # they stay as they are
+        except BeingTrained as error:  # they stay as they are, at a step that reports will tell
             _log.warning("%s", error)
-            self._step = self._saved_step = (await in_thread(self.saves))[-1][1]
+            self._saved_step = (await in_thread(self.saves))[-1][1]
             return set()
 
     async def close(self, session: Inside) -> None:
@@ -215,9 +215,9 @@ class Checkpoints:
                 if self._lock is not None:
                     await in_thread(self._lock.release)
 
-    async def after_step(self, session: Inside) -> None:
-        """Count a training step, and begin to save if it is time: what is written is written beside others."""
-        self._step += 1
+    async def after_step(self, session: Inside, step: int = 0) -> None:
+        """Count a training step, at least to ``step``, and begin to save if it is time, beside the steps to come."""
+        self._step = max(self._step + 1, step)
         self._prepare(session)
         if not self._is_due() or self._puts_off():
             return

@@ -134,7 +134,10 @@ def _by_task(pieces: Iterable[SavedPiece], places: Mapping[Name, str]) -> dict[s
 
 
 class Saving:
-    """One save of a session's variables, which are kept as they are when it begins."""
+    """One save of a session's variables, which are kept as they are when it begins.
+
+    Where a trainer moves them, they may be of a later ``step`` than this session has heard of: see `keep`.
+    """
 
     def __init__(self, session: Inside, places: Mapping[Name, str], step: int) -> None:
         self.step, self.run = step, session.next_number
@@ -156,7 +159,10 @@ class Saving:
         return sum(piece.spec.nbytes for piece in self._pieces if piece.first == 0)
 
     async def keep(self) -> None:
-        """Have every task keep what it holds; trainers' servers at one version. Raises `CheckpointError`."""
+        """Have every task keep what it holds; trainers' servers at one version, which is the least step that it is of.
+
+        Raises `CheckpointError`.
+        """
         before = time.monotonic()
         while True:
             found = await self._each(lambda task, pieces: Keep(self._token, tuple([p.held for p in pieces])))
@@ -165,6 +171,7 @@ class Saving:
                 versions.setdefault(group, set()).add(version)
             apart = {group: sorted(each) for group, each in versions.items() if len(each) > 1}
             if not apart:
+                self.step = max([self.step, *(version for each in versions.values() for version in each)])
                 return
             if time.monotonic() - before > AGREE_SECONDS:
                 raise CheckpointError(f"the servers were never seen at one version, but at {apart}")

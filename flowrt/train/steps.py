@@ -399,7 +399,7 @@ class Steps:
             except FlowrtError as error:
                 await self._go_on_after(error)
         if self._session.checkpoints is not None:
-            await self._session.checkpoints.after_step(self._session)
+            await self._session.checkpoints.after_step(self._session, self._missed[0].step)
         return self._missed.popleft()
 
     def _miss(self, reports: Sequence[Report]) -> None:

@@ -57,7 +57,8 @@ class Prepare:
 class Keep:
     """Hold what variables ``names`` are now, between two versions of every trainer, for the save of that number.
 
-    Answers (group, version) of each trainer whose server is here. What was kept for the save before goes.
+    Answers (group, version) of each trainer whose server here moves some of them. What was kept for the save before
+    goes.
     """
 
     save: str
@@ -150,6 +151,9 @@ class Resting(Protocol):
     @property
     def role(self) -> Any: ...
 
+    @property
+    def moves(self) -> frozenset[Name]: ...
+
     async def wait_applied(self) -> None: ...
 
 
@@ -224,13 +228,17 @@ class Keeping:
         self._preparing = object()  # what is not ready by now is made by who needs it
         host, names = self._host, frozenset(asked.names)
         variables = host.variables
+
+        def moving() -> list[Resting]:
+            return [server for server in servers() if not names.isdisjoint(server.moves)]
+
         while True:
-            for server in servers():
+            for server in moving():
                 while not server.rests:
                     await server.wait_applied()
                     if not server.rests:  # what is applied is still being put together
                         await asyncio.sleep(APPLYING_SECONDS)
-            if all(server.rests for server in servers()) and variables.try_hold(names, NOTHING):
+            if all(server.rests for server in moving()) and variables.try_hold(names, NOTHING):
                 break
             async with variables.hold(names, NOTHING):
                 pass
@@ -246,7 +254,7 @@ class Keeping:
         finally:
             variables.release(names, NOTHING)
         self._find(asked.save)
-        return tuple((server.role.group, server.version) for server in servers())
+        return tuple((server.role.group, server.version) for server in moving())
 
     async def _snapshot(self, name: Name, spec: Spec) -> Snapshot:
         """What a variable that is held holds now, whatever is written to it later."""

@@ -277,8 +277,7 @@ class Iterations:
             role, client = server.role, server.way.epoch
             is_led = server.coordination is not None and not server.over
             goes_on = is_led and client != epoch and (role.detached or self._lives(client))
-            moved = {*role.values, *((role.container, version) for version in role.versions)}
-            if goes_on and not names.isdisjoint(moved):
+            if goes_on and not names.isdisjoint(server.moves):
                 return f"{role.group!r}, by {role.client}"
         return ""
 

@@ -144,6 +144,12 @@ class Server:
         self._untold.of = shard
 
     @property
+    def moves(self) -> frozenset[tuple[str, str]]:
+        """The variables that replicas are told, and that hold the version."""
+        role = self.role
+        return frozenset((*role.values, *((role.container, version) for version in role.versions)))
+
+    @property
     def version(self) -> int:
         """The version of the variables."""
         return self._untold.of.version

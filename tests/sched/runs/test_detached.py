@@ -461,12 +461,13 @@ async def test_checkpoints_of_a_detached_run_are_of_one_version(tmp_path: Path) 
             await trained(session, trainer, 10**6, 8)
             assert await trainer.stop(session)
             await session.reset()
+    checkpoints = fr.Checkpoints(tmp_path)
     async with (
         fr.LocalCluster(ps=2, worker=2) as cluster,
-        fr.Session(graph, cluster=cluster, checkpoints=fr.Checkpoints(tmp_path)) as session,
+        fr.Session(graph, cluster=cluster, checkpoints=checkpoints) as session,
     ):
         variables, step = await session.run([trainer.variables, trainer.step])
-        assert step >= 6
+        assert step == checkpoints.step >= 6
         assert variables == [-step] * 2
 
 
@@ -493,7 +494,8 @@ async def test_nothing_is_restored_into_what_a_run_trains_that_is_not_the_sessio
                     report = await anext(steps)
                     variables, step = await other.run([trainer.variables, trainer.step])
                     assert (variables, step) == ([-step] * 2, report.step)
-            assert await session.restore() < step
+            restored = await session.restore()
+            assert restored == await session.run(trainer.step) < step
 
 
 async def test_what_cannot_be_detached_is_said_at_the_line_that_asks() -> None:
