@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from flowrt.base.errors import CheckpointError, ResourceError
+from flowrt.base.errors import CheckpointError, GraphError, ResourceError
 from flowrt.base.spec import Spec
 from flowrt.kernels.ops.slices import rows_of
 from flowrt.sched.drivers.keeping import Fetch, Keep, Keeping
@@ -199,4 +200,23 @@ async def test_nothing_is_kept_for_a_client_that_is_gone_by_then() -> None:
     with pytest.raises(CheckpointError, match="keeps nothing for that save"):
         await keeping.answer(Fetch("save", *NAME, 0, 16), "client", tuple)
     assert host.variables.try_hold(NOTHING, name)
+    await host.aclose()
+
+
+async def test_a_save_that_fails_leaves_nothing_and_answers_of_trainers_that_move_what_it_keeps_alone() -> None:
+    host = Host()
+    keeping, other = Keeping(host, Tasks()), ("", "other")
+
+    def server(group: str, version: int, name: tuple[str, str]) -> Any:
+        return SimpleNamespace(rests=True, version=version, role=SimpleNamespace(group=group), moves=frozenset([name]))
+
+    servers = [server("mine", 4, NAME), server("another's", 9, other)]
+    host.variables.declare(NAME, Spec("float32", (4,)))
+    host.variables.begin(NAME, np.zeros(4, np.float32))
+    with pytest.raises(GraphError, match="'other' has no value"):
+        await keeping.answer(Keep("save", (NAME, other)), "client", lambda: servers)
+    with pytest.raises(CheckpointError, match="keeps nothing for that save"):
+        await keeping.answer(Fetch("save", *NAME, 0, 16), "client", tuple)
+    assert await keeping.answer(Keep("save", (NAME,)), "client", lambda: servers) == (("mine", 4),)
+    keeping.close()
     await host.aclose()

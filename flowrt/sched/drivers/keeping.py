@@ -58,7 +58,7 @@ class Keep:
     """Hold what variables ``names`` are now, between two versions of every trainer, for the save of that number.
 
     Answers (group, version) of each trainer whose server here moves some of them. What was kept for the save before
-    goes.
+    goes, and so does all of one that fails.
     """
 
     save: str
@@ -225,6 +225,14 @@ class Keeping:
     async def _keep(self, asked: Keep, epoch: str, servers: Callable[[], Collection[Resting]]) -> tuple[Any, ...]:
         self._drop(asked.save)
         kept = self._kept[asked.save] = _Kept(epoch, {}, set())  # which goes with its client, now or later
+        try:
+            return await self._hold(asked, kept, servers)
+        except BaseException:
+            if kept.going:
+                self._drop(asked.save)
+            raise
+
+    async def _hold(self, asked: Keep, kept: _Kept, servers: Callable[[], Collection[Resting]]) -> tuple[Any, ...]:
         self._preparing = object()  # what is not ready by now is made by who needs it
         host, names = self._host, frozenset(asked.names)
         variables = host.variables

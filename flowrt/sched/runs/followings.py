@@ -105,17 +105,16 @@ class Followings:
         One that has given up holds nothing once that is known here, nor does another client's than who asks.
         """
         away = False
-        for follow in self._of(container, group):
-            follower = self._followers[follow]
+        for follow, follower in self._of(container, group).items():
             if follower.over or self._epochs.get(follow) != epoch:
                 await follower.end()
             away |= not (follower.over or follower.arrived)
         return away
 
-    def _of(self, container: str, group: str) -> list[int]:
+    def _of(self, container: str, group: str) -> dict[int, Follower]:
         """Who follow of a trainer."""
-        abouts = {follow: follower.asked for follow, follower in self._followers.items()}
-        return [follow for follow, about in abouts.items() if (about.container, about.group) == (container, group)]
+        about = container, group
+        return {n: each for n, each in self._followers.items() if (each.asked.container, each.asked.group) == about}
 
     def reset(self, container: str | None) -> None:
         """The variables of a container are forgotten, or of all."""

@@ -293,3 +293,16 @@ async def test_nobody_follows_for_a_client_that_is_gone_by_then() -> None:
         await asking
     assert not followings._followers
     await tasks.aclose()
+
+
+async def test_who_ends_while_others_are_asked_after_does_not_follow() -> None:
+    followings = Followings(Tasks())
+    about = SimpleNamespace(container="", group="g")
+
+    async def end() -> None:
+        followings._followers.pop(2, None)
+
+    for follow in (1, 2):
+        who: Any = SimpleNamespace(asked=about, over=True, arrived=False, end=end)
+        followings._followers[follow] = who
+    assert not await followings.away("", "g", "client")
