@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.device import CLIENT
-from flowrt.base.errors import FlowrtError, GraphError, InternalError, RemoteError, StepCancelled, name_error
+from flowrt.base.errors import FlowrtError, GraphError, InternalError, NodeLost, RemoteError, StepCancelled, name_error
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import replace
 from flowrt.sched.drivers.beginning import BeginReplica, BeginServer
@@ -310,6 +310,9 @@ class Iterations:
                 "wait until that one ends, or end it"
             )
         at = {self._version(asked.container, name) for name in asked.versions}
+        if -1 in at:
+            lost = f"{asked.group} has no variables on {self._host.task} any more"
+            raise NodeLost(f"{lost}: it was started again as training began, or they were reset")
         if at != {asked.version}:
             raise RemoteError(f"{asked.group} was trained on from version {asked.version} to {max(at)} meanwhile")
         way = self._way(asked, epoch, asked.server, len(asked.servers))

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from iteration_world import COUNT, RUN, World, begun
+from iteration_world import COUNT, RUN, FakeHost, World, begun
 
 from flowrt.base.device import CLIENT
-from flowrt.base.errors import RemoteError
+from flowrt.base.errors import NodeLost, RemoteError
 from flowrt.sched.drivers.inquiries import Lacking, Look, Settle
 from flowrt.sched.drivers.messages import ApplyOrder, Ended, Failed, Held, Lost, NewVersion, Report, Stop, Update
 from flowrt.sched.runs import iterations as iterations_module
@@ -721,3 +721,13 @@ async def test_whatever_is_lost_repeated_or_reordered_all_servers_apply_the_same
             if outcome is Outcome.KEPT
         ]
         assert set(kept) <= set(made.used)
+
+
+async def test_a_server_that_was_started_again_before_its_run_begins_there_is_lost() -> None:
+    made = World()
+    (task,) = made.servers
+    made.hosts[task] = FakeHost(task)
+    made.nodes[task] = made._node(made.hosts[task])
+    with pytest.raises(NodeLost, match=f"trainer has no variables on {task} any more: it was started again"):
+        await made.begin_server(0)
+    await made.aclose()
