@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from flowrt.base.errors import ResourceError, as_error
@@ -52,20 +52,21 @@ class Recovering:
     """Replicas that are given no batches for a while, as memory was short for an update: each time for twice as long.
 
     They would lose their share of the batches otherwise, one with each step. ``over`` is called after each pause. There
-    is none where a policy may wait for all that are there, who waits for their batches, too.
+    is none where a policy may wait for all that are there, who waits for their batches, too; nor does one go on that
+    keeps it from being met, as others are lost.
     """
 
     def __init__(self, trainer: Built, over: Callable[[], None]) -> None:
         self._over = over
         size = trainer.policy.size(trainer.replicas)
-        self._pauses = not trainer.floor and size is not None and size < trainer.replicas
+        self._spared = 0 if trainer.floor or size is None else trainer.replicas - size  # by the policy
         self._seconds: dict[int, float] = {}  # by replica whose updates were not kept since: how long the last one took
-        self.going: dict[int, asyncio.TimerHandle] = {}  # by replica that is given none now: what ends that
+        self.going: dict[int, asyncio.TimerHandle] = {}  # by replica that pauses: what ends that
 
-    def hear(self, report: Report) -> list[int]:
-        """Take in what a report says; answers whose pause begins."""
-        if not self._pauses or not (report.errors or self._seconds):
-            return []
+    def hear(self, report: Report) -> bool:
+        """Take in what a report says; answers whether a pause begins."""
+        if not self._spared or not (report.errors or self._seconds):
+            return False
         for replica, _, code, *_ in report.receipts:
             if OUTCOMES[code] is Outcome.KEPT:
                 self._seconds.pop(replica, None)
@@ -74,7 +75,12 @@ class Recovering:
         for replica in begin:
             seconds = self._seconds[replica] = min(2 * self._seconds.get(replica, SHORTEST / 2), LONGEST)
             self.going[replica] = asyncio.get_running_loop().call_later(seconds, self._end, replica)
-        return begin
+        return bool(begin)
+
+    def resting(self, away: Collection[int]) -> list[int]:
+        """Those that are given nothing, where others are ``away``: no more than can be done without."""
+        spared = max(0, self._spared - len(away))
+        return [replica for replica in self.going if replica not in away][:spared]
 
     def _end(self, replica: int) -> None:
         del self.going[replica]
@@ -82,7 +88,7 @@ class Recovering:
 
     def close(self) -> None:
         """End all of them, for good."""
-        self._pauses = False
+        self._spared = 0
         for timer in self.going.values():
             timer.cancel()
         self.going.clear()

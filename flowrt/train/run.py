@@ -60,12 +60,10 @@ class Run:
         reads: Mapping[str, Any] = MappingProxyType({}),
         servers: Sequence[str] = (),
     ) -> None:
-        self._reads = reads
+        self._reads, self._missed = reads, missed
         self._terms: tuple[Any, ...] = ()  # `Terms`, if it is detached: the first is by what name one attaches to it
-        self._trainer, self._session = trainer, session
+        self._trainer, self._session, self._supply = trainer, session, supply
         self.begun = 0  # the version that it began at, whoever its client was then
-        self._supply = supply
-        self._missed = missed
         self._runner = session._open_here()
         self._each = trainer.local_steps  # batches of a replica that make one update
         self._number = secrets.randbits(62)
@@ -288,8 +286,8 @@ class Run:
             case Report(_, version) if version == self._came:
                 self._reports.append(message)
                 self._news.set()
-                for replica in self._recovering.hear(message):
-                    self._supply.excuse(replica)
+                if self._recovering.hear(message):
+                    self._excuse(self._runner.suspects)
                 if self._watcher is not None:
                     self._watcher.hear(message)
             case Gone(_, replica, incarnation) if incarnation > self._incarnations[replica]:
@@ -344,9 +342,10 @@ class Run:
                 self.fail(error)
 
     def _excuse(self, suspects: frozenset[str]) -> None:
-        for replica, task in enumerate(self._program.replicas):
-            rests = task in suspects or replica in self._recovering.going
-            (self._supply.excuse if rests else self._supply.include)(replica)
+        silent = where_lost(self._program.replicas, suspects)
+        rests = {*silent, *self._recovering.resting(self._lost.union(silent))}
+        for replica in range(len(self._program.replicas)):
+            (self._supply.excuse if replica in rests else self._supply.include)(replica)
         self._fill()
 
     def _going(self) -> set[int]:
@@ -359,6 +358,7 @@ class Run:
             return
         self._lost.add(replica)
         self._supply.lose(replica)
+        self._excuse(self._runner.suspects)
         self._counted = False
         self._trainer.tally.lose(replica, self._trainer.nodes[replica])
         self._post(0, Lost(self._number, replica, self._incarnations[replica]))

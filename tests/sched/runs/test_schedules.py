@@ -26,7 +26,7 @@ from flowrt.base.errors import GraphError, NodeLost, RemoteError
 from flowrt.sched.drivers.messages import ApplyOrder, Report, Update
 from flowrt.sched.policies import AllOf, Async, BoundedStaleness, Close, Deadline, FirstOf, Policy, WaitUntil, fewest
 from flowrt.sched.runs.iterations import SETTLE_SECONDS
-from flowrt.train import watching
+from flowrt.train import deviceless, watching
 
 if TYPE_CHECKING:
     from flowrt.train.steps import StepReport
@@ -734,6 +734,27 @@ def test_a_replica_without_memory_is_given_batches_after_pauses_alone_until_it_h
     lost, kept = simulated(random.Random(seed), trains)
     assert 3 < lost < 100
     assert kept > 0
+
+
+def test_a_pause_of_a_replica_without_memory_ends_as_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deviceless, "SHORTEST", 1000.0)
+    monkeypatch.setattr(deviceless, "LONGEST", 1000.0)
+
+    async def trains() -> None:
+        world = Short(random.Random(1), FirstOf(2), replicas=3, servers=1)
+        world.late = "drop"
+        async with left_in_order(world):
+            training = world.client("one").run(batches())
+            for _ in range(50):  # by now it has used what it had
+                await anext(training)
+            world.memory = True
+            world.kill(world.replicas[2])
+            async with asyncio.timeout(100):
+                while 1 not in (await anext(training)).kept:
+                    pass
+            await training.aclose()
+
+    simulated(random.Random(1), trains)
 
 
 @dataclass(frozen=True)
