@@ -275,6 +275,18 @@ def test_a_failing_kernel_names_its_node() -> None:
     assert tape.run(words(), [np.full(2, -1, np.float32)])[0].tolist() == [-1, -1]
 
 
+def test_a_run_that_fails_before_it_begins_gives_its_memory_back() -> None:
+    make = PlanMaker()
+    x, value = make.feed("float32", (1000,)), array(1000)
+    sums = make.node("cumsum", x, axis=0, reverse=False)
+    tape = tape_of(make.plan(make.node("cumsum", sums, axis=0, reverse=False)), value)
+    tape.run(words(), [value])
+    assert len(tape._arenas._idle) == 1
+    with pytest.raises(ValueError, match="size"):
+        tape.run(words(), [value], places=[0])  # for which there is no variable
+    assert len(tape._arenas._idle) == 1
+
+
 def test_another_thread_stops_a_tape() -> None:
     make = PlanMaker()
     value = make.feed("float32", (1 << 17,))

@@ -249,32 +249,32 @@ class Tape:
         fresh = [make(shape, dtype) for shape, dtype in self._fresh]
         kept = []  # what stands in for strided inputs, held while the loop runs
         room = self._take_room(self._arenas.take)
-        cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words)), room.words_at, room.arena.at]
-        cells.append(room.arena.at + self.arena_bytes)
-        for array in (*inputs, *fresh):
-            try:
-                cells.append(_address_of(_byte_of(array)))
-            except (TypeError, ValueError, BufferError):  # read-only, strided, or without a byte
-                kept.append(np.ascontiguousarray(array))
-                cells.append(int(kept[-1].ctypes.data))
-        cells += places
-        room.cells[self._cells] = cells
-        nodes_at = self._nodes_at
-        if old:
-            start = BASES + self._old
-            room.cells[start : start + len(old)] = old
-            nodes_at = address(self._apart[0])
-        times = None if tracer is None else LaunchTimes(self.launches)
-        times_at = 0 if times is None else times.address
-        if before is not None:
-            self._run_with_stops(room, nodes_at, before, times_at)
-        elif crew is None or self.runs_alone:
-            self._loop(nodes_at, room.bases_at, room.span_at, times_at)
-        else:
-            self._run_with(crew, room, nodes_at, times)
-        if tracer is not None and times is not None:
-            times.tell(tracer, tracer.describe(self, self._describe), step)
         try:
+            cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words)), room.words_at, room.arena.at]
+            cells.append(room.arena.at + self.arena_bytes)
+            for array in (*inputs, *fresh):
+                try:
+                    cells.append(_address_of(_byte_of(array)))
+                except (TypeError, ValueError, BufferError):  # read-only, strided, or without a byte
+                    kept.append(np.ascontiguousarray(array))
+                    cells.append(int(kept[-1].ctypes.data))
+            cells += places
+            room.cells[self._cells] = cells
+            nodes_at = self._nodes_at
+            if old:
+                start = BASES + self._old
+                room.cells[start : start + len(old)] = old
+                nodes_at = address(self._apart[0])
+            times = None if tracer is None else LaunchTimes(self.launches)
+            times_at = 0 if times is None else times.address
+            if before is not None:
+                self._run_with_stops(room, nodes_at, before, times_at)
+            elif crew is None or self.runs_alone:
+                self._loop(nodes_at, room.bases_at, room.span_at, times_at)
+            else:
+                self._run_with(crew, room, nodes_at, times)
+            if tracer is not None and times is not None:
+                times.tell(tracer, tracer.describe(self, self._describe), step)
             if room.cells[SPAN] < self.launches:
                 raise self.failure(room, room.cells[SPAN], room.cells[WORDS + STATUS], step)
         finally:
@@ -351,23 +351,25 @@ class Tape:
         clocks = time_loops(self._loops) if timed else {}
         self._lend(room, {loop.cell: clock.address for loop, clock in clocks.items()})
         division = pace.division
-        if traced is not None:
-            traced.begin()
-        board = 0 if division is None or crew.threads != division.threads else crew.board
-        if division is None or board == 0:
-            self._loop(nodes_at, room.bases_at, room.span_at, times_at)
-        else:
-            share = self._share(room, nodes_at, division, crew)
-            if traced is None:
-                share.time(times_at)
+        try:
+            if traced is not None:
+                traced.begin()
+            board = 0 if division is None or crew.threads != division.threads else crew.board
+            if division is None or board == 0:
+                self._loop(nodes_at, room.bases_at, room.span_at, times_at)
             else:
-                traced.share(share)
-            if not timed:
-                self._lend(room, {cell: loop.address for cell, loop in share.loops.items()})
-            _loop("shared")(board, share.address, room.span_at, 0)
-        if traced is not None:
-            traced.end()
-        self._lend(room, {})
+                share = self._share(room, nodes_at, division, crew)
+                if traced is None:
+                    share.time(times_at)
+                else:
+                    traced.share(share)
+                if not timed:
+                    self._lend(room, {cell: loop.address for cell, loop in share.loops.items()})
+                _loop("shared")(board, share.address, room.span_at, 0)
+            if traced is not None:
+                traced.end()
+        finally:  # what is lent does not outlive this
+            self._lend(room, {})
         if timed and times is not None and room.cells[SPAN] == self.launches:
             pace.learn(times.nanoseconds, {loop: clock.nanoseconds() for loop, clock in clocks.items()})
             self.took(time.perf_counter() - began)
