@@ -274,6 +274,7 @@ class LocalCluster(AsyncOnly):
         self._keys = ExitStack()  # what holds keys that were made here
         self.tls: str | None = None  # the folder of the keys
         self._keeping: dict[str, asyncio.Task[None]] = {}
+        self._respawning: dict[str, asyncio.Lock] = {}
         self._spec: ClusterSpec | None = None
         self.token = new_token()
         self.processes: dict[str, Process] = {}
@@ -319,22 +320,23 @@ class LocalCluster(AsyncOnly):
     async def respawn(self, task: str) -> None:
         """Start a node again whose process has ended, at its address, and wait until it serves.
 
-        It has nothing of what the old one had. Raises `GraphError` for a node that runs, `ResourceError` for one that
-        does not come up.
+        It has nothing of what the old one had. Who starts it again already, as ``restart`` may, is waited for. Raises
+        `GraphError` for a node that runs, `ResourceError` for one that does not come up.
         """
         check_is_among(task, tasks := self.spec.tasks())
-        address = tasks[task]
+        process, (_, port) = self.processes[task], tasks[task]
         with suppress(TimeoutError):
             async with asyncio.timeout(DIES):  # it may have been killed just now
-                await self.processes[task].wait()
-        if self.processes[task].returncode is None:
+                await process.wait()
+        if process.returncode is None:
             raise GraphError(f"{task} runs; kill its process before it is started again")
-        close_stdin(self.processes[task])
-        with self._folder() as folder:
-            process = await self._spawn(task, folder, address[1])
-            self.processes[task] = process
-            async with asyncio.timeout(self._startup):
-                await ready(task, process)
+        async with self._respawning.setdefault(task, asyncio.Lock()):
+            if self.processes[task].returncode is None:
+                return
+            close_stdin(self.processes[task])
+            with self._folder() as folder:
+                process = self.processes[task] = await self._spawn(task, folder, port)
+                await self._ready(task, process)
 
     @brief
     async def add(self, job: str) -> str:
@@ -361,14 +363,21 @@ class LocalCluster(AsyncOnly):
         with self._folder() as folder:
             process = self.processes[task] = await self._spawn(task, folder, door=up[0] if up else None)
             try:
-                async with asyncio.timeout(self._startup):
-                    return await ready(task, process)
-            except BaseException as error:
+                return await self._ready(task, process)
+            except BaseException:
                 del self.processes[task]
-                await to_the_end(self._end(process))
-                if isinstance(error, TimeoutError):
-                    raise ResourceError(f"{task} did not come up within {self._startup:g} s") from error
                 raise
+
+    async def _ready(self, task: str, process: Process) -> str:
+        """The address of a node that was just started, once it serves; one that does not come up is ended."""
+        try:
+            async with asyncio.timeout(self._startup):
+                return await ready(task, process)
+        except BaseException as error:
+            await to_the_end(self._end(process))
+            if isinstance(error, TimeoutError):
+                raise ResourceError(f"{task} did not come up within {self._startup:g} s") from error
+            raise
 
     @brief
     async def remove(self, task: str) -> None:
@@ -401,15 +410,17 @@ class LocalCluster(AsyncOnly):
         """Start a node again whenever its process ends: at once, and each time later where it does not last."""
         pause = SOON
         while True:
-            began = asyncio.get_running_loop().time()
-            ended = await self.processes[task].wait()
+            began, process = asyncio.get_running_loop().time(), self.processes[task]
+            ended = await process.wait()
             lasted = asyncio.get_running_loop().time() - began
             pause = SOON if lasted > LASTS else min(2 * pause, LATE)
             _log.warning("%s ended with %d after %.1f s; it is started again in %.1f s", task, ended, lasted, pause)
             await asyncio.sleep(pause)
+            if self.processes[task] is not process:  # somebody else has
+                continue
             try:
                 await self.respawn(task)
-            except (FlowrtError, TimeoutError) as error:
+            except (FlowrtError, OSError) as error:
                 _log.warning("%s was not started again: %s", task, error)
 
     @contextmanager

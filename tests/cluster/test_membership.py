@@ -84,6 +84,20 @@ async def test_a_node_that_ends_is_started_again_where_that_is_wanted() -> None:
             await cluster.respawn(WORKERS[0])
 
 
+async def test_a_node_that_two_start_again_at_once_is_started_once() -> None:
+    class Counted(LocalCluster):
+        spawned = 0
+
+        async def _spawn(self, *how: Any, **more: Any) -> Any:
+            self.spawned += 1
+            return await super()._spawn(*how, **more)
+
+    async with Counted(worker=1) as cluster:
+        cluster.processes[WORKERS[0]].kill()
+        await asyncio.gather(*(cluster.respawn(WORKERS[0]) for _ in range(2)))
+        assert cluster.spawned == 2
+
+
 INPUTS = {"x": fr.Spec("float32", (None, 3))}
 
 
