@@ -45,24 +45,24 @@ class Told:
 
     def __init__(self) -> None:
         self.gone: list[tuple[tuple[str, int], str]] = []
-        self._broken = asyncio.Event()
+        self.was_gone, self._broken = asyncio.Event(), asyncio.Event()
         store = LinkStore(Rendezvous(), Budget(1), Allowance(), lambda epoch: True, allocate_array)
         self.links = Links(HERE, TOKEN, store, lambda peer, link: self._broken.set(), self._hear)
 
     def _hear(self, peer: str, address: tuple[str, int], birth: str) -> None:
         assert peer == THERE
         self.gone.append((address, birth))
+        self.was_gone.set()
 
     async def post(self, address: tuple[str, int]) -> list[tuple[tuple[str, int], str]]:
         """Try to reach an address, once all ways are known to be broken that are; answers who was found to be gone."""
         self.gone.clear()
         async with asyncio.timeout(10):
-            while len(self.links):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            self._broken.clear()
+            while len(self.links):
+                self._broken.clear()
+                await self._broken.wait()
             self.links.post(THERE, address, Probe(1, 0))
-            while not self._broken.is_set() and self.links.standing(address) is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await asyncio.wait(self.links._openers)
         return self.gone
 
 
@@ -104,8 +104,7 @@ async def test_what_is_posted_while_a_link_is_being_opened_goes_in_order_and_the
     async with process("first", hears=hears) as place, asyncio.timeout(10), Told().links as opened:
         for number in range(5):
             opened.post(THERE, place, Probe(number, 0))
-        while opened.standing(place) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await asyncio.wait(opened._openers)
         opened.post(THERE, place, Probe(9, 0))
         await all_came.wait()
     assert heard == [2, 3, 4, 9]
@@ -176,5 +175,4 @@ async def test_links_that_stand_and_those_that_are_tried_again_end_at_once(monke
     async with process("second") as place, asyncio.timeout(10), told.links:
         await told.post(place)
         told.links.post(THERE, gone, Probe(1, 0))
-        while not told.gone:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await told.was_gone.wait()
