@@ -371,3 +371,25 @@ async def test_what_is_posted_to_a_task_that_cannot_be_reached_is_said_to_be_los
         assert made.ears[A].broke == []
         await until(lambda: made.ears[A].broke == [(B, "")])
         assert made.nodes[A]._links._posted == {}
+
+
+async def test_a_task_whose_way_breaks_as_it_is_given_its_plans_is_met_once_more() -> None:
+    async with town() as made:
+        peers, met = made.master.peers, list[Any]()
+
+        async def join(peer: Any) -> None:
+            met.append(peer)
+            if len(met) == 1:
+                peer.control.cut()
+                await until(lambda: peer.error is not None)  # it was reached again, as another
+                met.append(peers[A])
+
+        peers._join = join
+        peers._apply(peers._liveness.broke(A, "as if it had been silent"))
+        await peers.wait_changed(peers.lost, peers.suspects)
+        assert A not in peers.lost
+        first, again, *others = met
+        assert others == [peers[A]]
+        assert first.error is not None
+        assert again.error is not None
+        assert peers[A].error is None

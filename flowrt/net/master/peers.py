@@ -484,7 +484,8 @@ class Peers:
             peer.check()
         except FlowrtError as error:
             _log.warning("%s (%s) came, and cannot be used: %s", peer.task, peer.address, error)
-            self._give_up(peer, NodeLost(f"{peer.task} ({peer.address}) was lost: {error}"))
+            why = NodeLost(f"{peer.task} ({peer.address}) was lost: {error}")
+            self._give_up(self._peers[peer.task], why)  # which may have been reached again meanwhile
             return False
         del self._awaited[peer.task]
         self._gone_for_good.discard(peer.task)
