@@ -304,9 +304,9 @@ class Checkpoints:
     async def _write_beside(self, saving: Saving, before: tuple[int, float]) -> None:
         try:
             await self._write(saving)
-        except FlowrtError as error:
+        except Exception as error:
             self._saved_step, self._saved_at = before
-            _log.warning("%s; training goes on", error)
+            _log.warning("%s; training goes on", error, exc_info=not isinstance(error, FlowrtError))
         finally:
             self._saving.release()
 

@@ -557,6 +557,25 @@ async def test_a_full_disk_leaves_no_file_and_training_goes_on(
     assert saved == 5
 
 
+async def test_a_save_that_fails_in_a_way_that_nobody_foresaw_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph, _, _, step, *_ = model()
+    checkpoints, failures = Checkpoints(tmp_path, every_steps=2), [RuntimeError("as a package of others says it")]
+
+    def fail() -> None:
+        if failures:
+            raise failures.pop()
+
+    checkpoints.before_save = fail
+    async with fr.Session(graph, checkpoints=checkpoints) as session:
+        for _ in range(3):
+            await session.run(step)
+            await checkpoints.wait_saved()
+    assert "as a package of others says it; training goes on" in caplog.text
+    assert files(tmp_path) == [folder_of(1, 3)]
+
+
 async def test_what_a_killed_process_left_is_no_checkpoint_and_goes_with_the_next_save(tmp_path: Path) -> None:
     await train(Checkpoints(tmp_path, every_steps=1), 1)
     (tmp_path / ".partial").mkdir()
