@@ -172,8 +172,9 @@ class DetachedRun(Run):
                 self._early[replica] = message  # which of its incarnations goes on, the answer to `Attach` says
             case Gone(run, replica, incarnation) if run == self._number and incarnation == self._incarnations[replica]:
                 self.lose(replica)
-                for each in self._deviceless.able({replica}.difference(self._joining)):
-                    self._joining[each] = asyncio.ensure_future(self._join(each))
+                if self._watching:  # else it is over here, and nobody would wait for it
+                    for each in self._deviceless.able({replica}.difference(self._joining)):
+                        self._joining[each] = asyncio.ensure_future(self._join(each))
 
     def _allow(self) -> None:
         """Say which reports were had: versions need no permission."""

@@ -325,21 +325,21 @@ class Run:
 
         Those whose nodes are suspect are given no batches meanwhile.
         """
-        while self._error is None:
-            lost, suspects = self._runner.lost, self._runner.suspects
-            self._excuse(suspects)
-            gone, losses = where_lost(self._program.replicas, lost), self._runner.losses
-            for replica, task in enumerate(self._program.replicas):
-                if replica in gone or losses.get(task, 0) > self._losses[replica]:
-                    self.lose(replica)
-            absent = where_lost(self._program.replicas, away(self._runner, self._trainer))
-            for replica in self._deviceless.able(self._lost.difference(absent, self._joining)):
-                self._joining[replica] = asyncio.ensure_future(self._join(replica))
-            try:
+        try:
+            while self._error is None:
+                lost, suspects = self._runner.lost, self._runner.suspects
+                self._excuse(suspects)
+                gone, losses = where_lost(self._program.replicas, lost), self._runner.losses
+                for replica, task in enumerate(self._program.replicas):
+                    if replica in gone or losses.get(task, 0) > self._losses[replica]:
+                        self.lose(replica)
+                absent = where_lost(self._program.replicas, away(self._runner, self._trainer))
+                for replica in self._deviceless.able(self._lost.difference(absent, self._joining)):
+                    self._joining[replica] = asyncio.ensure_future(self._join(replica))
                 self._check_servers(f"training stopped at step {self._came + 1}")
                 await self._runner.wait_changed(lost, suspects)
-            except FlowrtError as error:
-                self.fail(error)
+        except Exception as error:
+            self.fail(error)
 
     def _excuse(self, suspects: frozenset[str]) -> None:
         silent = where_lost(self._program.replicas, suspects)
@@ -380,7 +380,7 @@ class Run:
                     _log.warning("replica %d of %s could not be begun again: %s", replica, self._trainer.name, error)
                     self._post(0, Lost(self._number, replica, self._incarnations[replica]))
                     await asyncio.sleep(AGAIN)
-        except FlowrtError as error:
+        except Exception as error:
             self.fail(error)
         finally:
             del self._joining[replica]
@@ -458,7 +458,7 @@ class Run:
         """Watch no more who is there, and hand nothing out."""
         self._supply.rest()
         self._recovering.close()
-        working = [*self._watching, *self._joining.values()]
+        working, self._watching = [*self._watching, *self._joining.values()], []
         for task in working:
             task.cancel()
         if working:

@@ -78,7 +78,8 @@ class FakeHost:
         self.memory = Memory()
         self.spares = Spares(self.memory)
         self.random = random.Random(0)
-        self.delay = self.tracer = None
+        self.delay: Any = None
+        self.tracer = None
         self.inventory = self.variables.inventory
 
     def put(self, name: str, value: Any) -> None:

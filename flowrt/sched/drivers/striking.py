@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +31,10 @@ Clock = Callable[[], float]
 class Striking:
     """The delay of a node as it strikes driver ``number`` of ``count``: a replica of its run, or a server."""
 
-    def __init__(self, delay: Delay, tasks: Tasks, clock: Clock, seed: int, number: int, count: int) -> None:
-        self._delay, self._seed, self._number, self._count = delay, seed, number, count
+    def __init__(
+        self, delay: Delay, tasks: Tasks, clock: Clock, seed: int, number: int, count: int, do: Callable[[Then], None]
+    ) -> None:
+        self._delay, self._seed, self._number, self._count, self._do = delay, seed, number, count, do
         self._clock, self._began = clock, clock()
         self._reading, self._pushing = Lane(tasks, clock), Lane(tasks, clock)
 
@@ -49,12 +52,12 @@ class Striking:
 
     def read(self, version: int, then: Then) -> None:
         """Call ``then`` when a batch is read, of which one is read at a time."""
-        self._reading.carry(self.seconds(version, "input"), 0.0, then)
+        self._reading.carry(self.seconds(version, "input"), 0.0, partial(self._do, then))
 
     def push(self, message: Any, send: Then) -> None:
         """Have a message sent, an update as much later as it is slower."""
         if isinstance(message, Update):
-            self._pushing.carry(0.0, self.seconds(message.version, "push"), send)
+            self._pushing.carry(0.0, self.seconds(message.version, "push"), partial(self._do, send))
         else:
             send()
 
@@ -72,9 +75,9 @@ class Slowness:
         self._began: float | None = None
         self._step = 0
 
-    def of(self, seed: int, number: int, count: int) -> Striking:
-        """How it strikes driver ``number`` of ``count``."""
-        return Striking(self._delay, self._tasks, self._clock, seed, number, count)
+    def of(self, seed: int, number: int, count: int, do: Callable[[Then], None] = lambda then: then()) -> Striking:
+        """How it strikes driver ``number`` of ``count``, which is to ``do`` what is late."""
+        return Striking(self._delay, self._tasks, self._clock, seed, number, count, do)
 
     def send(self, peer: str, message: Any, then: Then) -> None:
         """Call ``then`` when ``message`` may leave for ``peer``."""

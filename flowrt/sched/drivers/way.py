@@ -47,7 +47,7 @@ class Way:
 
     ``epoch`` is its client's master's, ``origin`` that of whose plans it computes. While the host is traced, messages
     are sent by ``noting``, which notes them. Where the host is to be slow, ``striking`` says by how much. ``fell`` is
-    called with what a task of the driver raised, which nobody awaits.
+    called with what a task of the driver raised, or what it was to `do`, which nobody awaits.
     """
 
     host: Host
@@ -65,6 +65,15 @@ class Way:
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Have ``work`` run as a task of the driver's."""
         return self.tasks.start(work, self.fell)
+
+    def do(self, call: Callable[[], None]) -> None:
+        """Do what nobody waits for, in no task: what it raises is told as that of one."""
+        try:
+            call()
+        except Exception as error:
+            if self.fell is None:
+                raise
+            self.fell(error)
 
     def post(self, peer: str, message: Any) -> None:
         """Send a message, if there is a way to send it by: who is told that it broke posts again."""

@@ -361,7 +361,7 @@ class Replica:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.task = None
         self.watch.end()
-        self._go_on()
+        self.way.do(self._go_on)
 
     def _finish(self, version: int, fetches: Sequence[Array], samples: int = 0) -> None:
         """Post the update, each server's parts to it."""

@@ -142,6 +142,7 @@ class Iterations:
     def _fall(self, role: BeginServer | BeginReplica, way: Way, error: BaseException) -> None:
         """End a run here in which a driver failed."""
         _log.error("%s: a run of %r failed", self._host.task, role.group, exc_info=error)
+        way.fell = None  # should this fail, too
         way.post(CLIENT, Ended(role.run, -1, *name_error(error), whole=False))
         self._end(role.run, False)
 
@@ -150,7 +151,7 @@ class Iterations:
         drivers: list[Server | Replica] = [*self._servers.values(), *self._replicas.values()]
         for driver in drivers:
             if peer != CLIENT or driver.way.epoch == epoch:
-                driver.broken(peer)
+                driver.way.do(partial(driver.broken, peer))
         self._followings.broken(peer)
 
     def ended(self, epoch: str) -> None:
@@ -349,9 +350,10 @@ class Iterations:
     def _way(self, asked: BeginServer | BeginReplica, epoch: str, number: int, count: int) -> Way:
         """The way of driver ``number`` of ``count``."""
         way = self._plain_way(asked.run, asked.seed, epoch)
-        if self._slowness is not None:
-            way = replace(way, send=self._send_late, striking=self._slowness.of(asked.seed, number, count))
         way.fell = partial(self._fall, asked, way)
+        if self._slowness is not None:
+            way.send = partial(self._send_late, way)
+            way.striking = self._slowness.of(asked.seed, number, count, way.do)
         return way
 
     def _plain_way(self, run: int, seed: int, epoch: str) -> Way:
@@ -359,9 +361,10 @@ class Iterations:
         ends = self._tasks, self._send, self._clock
         return Way(self._host, epoch, run, seed, *ends, origin=epoch, noting=self._note_and_send)
 
-    def _send_late(self, peer: str, epoch: str, message: Any) -> None:
+    def _send_late(self, way: Way, peer: str, epoch: str, message: Any) -> None:
         assert self._slowness is not None
-        self._slowness.send(peer, message, lambda: self._note_and_send(peer, epoch, message))
+        send = partial(self._note_and_send, peer, epoch, message)
+        self._slowness.send(peer, message, partial(way.do, send))
 
     def _note_and_send(self, peer: str, epoch: str, message: Any) -> None:
         if self._host.tracer is not None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
 from flowrt.checkpoints.shards import bytes_of
 from flowrt.sched.drivers.closed import checked
@@ -95,7 +94,7 @@ class Follower:
                     if made is None:
                         return
                     leader.arrays[name] = made
-        except (FlowrtError, MemoryError) as error:
+        except Exception as error:
             self._failed(error)
         finally:
             lane.close()

@@ -404,7 +404,7 @@ class Server:
 
         def applied(_: Sequence[Array]) -> None:
             self._shard, self._unsaid, self._said = self._shard.applied(version), {}, 0
-            self._led.moved(version, updates, lasting, lambda: self._say_applied(version))
+            self._led.moved(version, updates, lasting, partial(self.way.do, partial(self._say_applied, version)))
 
         def failed(error: BaseException) -> None:
             self.broke = True

@@ -179,9 +179,12 @@ async def test_who_lags_too_far_is_given_up_and_holds_nothing(monkeypatch: pytes
     assert not any(isinstance(message, Had) for message in world.behind.told())
 
 
-async def test_who_has_no_memory_for_what_is_to_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ResourceError, RuntimeError])
+async def test_who_cannot_have_memory_for_what_is_to_come_is_given_up(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*asked: Any) -> None:
-        raise ResourceError("no memory")
+        raise error("no memory")
 
     monkeypatch.setattr(follower, "touched", refuse)
     world = World()

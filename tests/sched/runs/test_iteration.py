@@ -12,10 +12,12 @@ from iteration_world import COUNT, RUN, FakeHost, World, begun
 
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import NodeLost, RemoteError
+from flowrt.delays import parse
 from flowrt.sched.drivers.inquiries import Lacking, Look, Settle
 from flowrt.sched.drivers.messages import ApplyOrder, Ended, Failed, Held, Lost, NewVersion, Report, Stop, Update
+from flowrt.sched.replica.replica import Replica
 from flowrt.sched.runs import iterations as iterations_module
-from flowrt.sched.runs.iterations import left_from_data
+from flowrt.sched.runs.iterations import Iterations, left_from_data
 from flowrt.sched.server.reporting import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
 
@@ -731,3 +733,56 @@ async def test_a_server_that_was_started_again_before_its_run_begins_there_is_lo
     with pytest.raises(NodeLost, match=f"trainer has no variables on {task} any more: it was started again"):
         await made.begin_server(0)
     await made.aclose()
+
+
+# ── what nobody waits for ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _fails(*given: Any) -> None:
+    raise RuntimeError("no way on")
+
+
+async def test_what_fails_in_a_replica_as_a_computation_ends_ends_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(1) as made:
+        made.towers[0].slow = True
+        made.give(0, 1)
+        made.settle()
+        (replica,) = made.nodes[made.workers[0]]._replicas.values()
+        assert replica.task is not None
+        monkeypatch.setattr(Replica, "_go_on", _fails)
+        made.towers[0].go.set()
+        await asyncio.wait([replica.task])
+        made.settle()
+        ended = made.ended()
+        assert ended is not None
+        assert "no way on" in ended.text
+
+
+async def test_what_fails_in_a_replica_as_it_says_something_again_ends_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(1) as made:
+        monkeypatch.setattr(Replica, "broken", _fails)
+        made.break_way(made.workers[0], made.servers[0])
+        made.settle()
+        ended = made.ended()
+        assert ended is not None
+        assert "no way on" in ended.text
+
+
+class Delayed(World):
+    """Batches reach replicas a moment late."""
+
+    def _node(self, host: FakeHost) -> Iterations:
+        if host.task in self.workers:
+            host.delay = parse("0.001 at input")
+        return super()._node(host)
+
+
+async def test_what_fails_in_a_replica_that_is_delayed_ends_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replica, "_admit", _fails)
+    made, posted = Delayed(1), asyncio.Queue[Any]()
+    made.nodes[made.workers[0]]._send = lambda peer, epoch, message: posted.put_nowait(message)
+    async with begun(made):
+        made.give(0, 1)
+        while not isinstance(message := await posted.get(), Ended):
+            pass
+        assert "no way on" in message.text

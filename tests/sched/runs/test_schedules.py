@@ -27,6 +27,7 @@ from flowrt.sched.drivers.messages import ApplyOrder, Report, Update
 from flowrt.sched.policies import AllOf, Async, BoundedStaleness, Close, Deadline, FirstOf, Policy, WaitUntil, fewest
 from flowrt.sched.runs.iterations import SETTLE_SECONDS
 from flowrt.train import deviceless, watching
+from flowrt.train.run import Run
 
 if TYPE_CHECKING:
     from flowrt.train.steps import StepReport
@@ -753,6 +754,26 @@ def test_a_pause_of_a_replica_without_memory_ends_as_it_is_needed(monkeypatch: p
                 while 1 not in (await anext(training)).kept:
                     pass
             await training.aclose()
+
+    simulated(random.Random(1), trains)
+
+
+@pytest.mark.parametrize("where", ["_begin_again", "_excuse"])
+def test_what_fails_in_a_run_beside_its_steps_ends_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def trains() -> None:
+        world = World(random.Random(1), FirstOf(1), replicas=2, servers=1)
+        async with left_in_order(world):
+            training = world.client("one").run(batches())
+            await anext(training)
+
+            def fail(*given: Any) -> None:
+                raise RuntimeError("a bug")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Run, where, fail)
+                world.restart(1)
+                with pytest.raises(RuntimeError, match="a bug"):
+                    await train(training, Length(20), [])
 
     simulated(random.Random(1), trains)
 
