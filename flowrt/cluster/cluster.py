@@ -27,7 +27,7 @@ from flowrt.base.tracebacks import brief, unmark
 from flowrt.cluster.environment import find
 from flowrt.cluster.fork_server import ForkServers, kept_servers
 from flowrt.cluster.hosts import expand_ranges
-from flowrt.cluster.node_process import close_stdin, environment, keys_folder, ready, send, tell_token
+from flowrt.cluster.node_process import arguments, close_stdin, environment, keys_folder, ready, send, tell_token
 from flowrt.cluster.tasks import (
     check_is_among,
     check_job,
@@ -448,20 +448,16 @@ class LocalCluster(AsyncOnly):
         return process
 
     async def _start_process(self, task: str, folder: Path, port: int, door: tuple[str, int] | None) -> Process:
-        (before, host), (job, number) = self._where(task), split_task(task)
-        options = {"job": job, "task": number, "bind": f"{host}:{port}", "token-file": "-"}
-        options |= {"threads": self._threads, "log-level": self._log_level}
-        options |= {} if self.tls is None else {"tls": self.tls}
+        before, host = self._where(task)
+        options: dict[str, Any] = {"token-file": "-", "threads": self._threads, "log-level": self._log_level}
+        if self.tls is not None:
+            options["tls"] = self.tls
         if door is not None:
             options["join"] = f"{door[0]}:{door[1]}"
         if (devices := self._devices.get(task)) is not None:
             options["devices"] = ",".join(devices)
-        if (delay := self._delays.get(task)) is not None:
-            file = folder / f"{job}-{number}.delay"  # a trace may be longer than an argument
-            file.write_text(str(delay), encoding="utf-8")
-            options["delay"] = f"@{file}"
-        given = [f"--{name}={value}" for name, value in options.items()]
-        told = ["--die-with-parent", *given, *(f"--import={module}" for module in self._imports)]
+        delay = str(self._delays.get(task, ""))
+        told = arguments(task, f"{host}:{port}", options, self._imports, delay, folder)
         variables = environment(self._threads, sys.path if self._imports else ())
         server = None if before else (kept_servers() or self._servers).serving(variables)
         if server is not None:

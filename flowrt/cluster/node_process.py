@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrt.base.errors import ResourceError
 from flowrt.base.package import search_path
+from flowrt.cluster.tasks import split_task
 
 if TYPE_CHECKING:
     from asyncio import StreamReader
+    from pathlib import Path
 
 FAILED = "flowrt worker: "  # what a node's reason not to start begins with
 _READY = re.compile(r" ready on (\S+)$")
@@ -46,6 +48,20 @@ def environment(threads: int, paths: Iterable[str]) -> dict[str, str]:
     """Ours, with the libraries' own threads bounded, and this very flowrt to be found first, then ``paths``."""
     path = search_path(os.path.abspath(path) for path in paths)
     return os.environ | dict.fromkeys(_THREADS, str(threads)) | {"PYTHONPATH": path}
+
+
+def arguments(
+    task: str, bind: str, options: Mapping[str, Any], imports: Iterable[str], delay: str, folder: Path
+) -> list[str]:
+    """What a node's command says of it. A ``delay`` lies in ``folder``: a trace may be longer than an argument."""
+    job, number = split_task(task)
+    told = {"job": job, "task": number, "bind": bind, **options}
+    if delay:
+        file = folder / f"{job}-{number}.delay"
+        file.write_text(delay, encoding="utf-8")
+        told["delay"] = f"@{file}"
+    given = [f"--{name}={value}" for name, value in told.items()]
+    return ["--die-with-parent", *given, *(f"--import={module}" for module in imports)]
 
 
 def keys_folder(asked: bool | str | os.PathLike[str], made: ExitStack) -> str | None:

@@ -393,10 +393,8 @@ class Cluster(AsyncOnly):
         come up.
         """
         check_job(job)
-        _ = self.spec
+        task = self.spec.next_task(job, self._actors)
         self._check_connected()
-        numbers = {number for name, number in map(split_task, self._actors) if name == job}
-        task = f"/job:{job}/task:{next(n for n in range(len(numbers) + 1) if n not in numbers)}"
         self._actors[task] = self._create(task)
         try:
             await self._all_up([task])

@@ -23,8 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from flowrt.base.errors import ResourceError
-from flowrt.cluster.node_process import address_in, ended_early, environment
-from flowrt.cluster.tasks import split_task
+from flowrt.cluster.node_process import address_in, arguments, ended_early, environment
 from flowrt.net.door.tls import CA, CERT, KEY
 from flowrt.net.door.tokens import save_token
 
@@ -139,19 +138,11 @@ class RayNode:
         raise ended_early(self._task, line)
 
     def _spawn(self, folder: Path, keys: str) -> subprocess.Popen[str]:
-        job, number = split_task(self._task)
         save_token(folder / "token", self._token)
-        options = {"job": job, "task": number, "bind": f"{self._bind()}:0", "token-file": folder / "token"}
-        options |= self._options | ({"tls": keys} if keys else {})
-        if self._delay:
-            (folder / "delay").write_text(self._delay, encoding="utf-8")
-            options["delay"] = f"@{folder / 'delay'}"
+        options = {"token-file": folder / "token", **self._options} | ({"tls": keys} if keys else {})
+        told = arguments(self._task, f"{self._bind()}:0", options, self._imports, self._delay, folder)
         return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "flowrt.worker", "--die-with-parent"),
-                *(f"--{name}={value}" for name, value in options.items()),
-                *(f"--import={module}" for module in self._imports),
-            ],
+            [sys.executable, "-m", "flowrt.worker", *told],
             stdin=subprocess.PIPE,  # held open: its end tells the node that we are gone
             stdout=subprocess.PIPE,
             text=True,
