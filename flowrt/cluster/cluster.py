@@ -13,7 +13,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -395,16 +395,21 @@ class LocalCluster(AsyncOnly):
         del self.processes[task]
         self._spec = self.spec.placing(task, "")
 
-    async def _end(self, process: Process) -> None:
-        """End a process: asked first, then forced."""
-        send(process, "terminate")
+    async def _end(self, *processes: Process, in_order: bool = True) -> None:
+        """End processes: asked first, then forced. Those that need not leave ``in_order`` are told that we are gone."""
+        for process in processes:
+            send(process, "terminate")
+            if not in_order:
+                close_stdin(process)
         try:
             async with asyncio.timeout(self._grace):
-                await process.wait()
+                await _ended(processes)
         except TimeoutError:
-            send(process, "kill")
-            await process.wait()
-        close_stdin(process)
+            for process in processes:
+                send(process, "kill")
+            await _ended(processes)
+        for process in processes:
+            close_stdin(process)
 
     async def _keep(self, task: str) -> None:
         """Start a node again whenever its process ends: at once, and each time later where it does not last."""
@@ -478,19 +483,11 @@ class LocalCluster(AsyncOnly):
             task.cancel()
         if keeping:
             await asyncio.wait(keeping)
-        for process in self.processes.values():
-            send(process, "terminate")
-            close_stdin(process)
-        try:
-            async with asyncio.timeout(self._grace):
-                await self._wait()
-        except TimeoutError:
-            for process in self.processes.values():
-                send(process, "kill")
-            await self._wait()
+        await self._end(*self.processes.values(), in_order=False)
         self._servers.close()
         self._keys.close()
 
-    async def _wait(self) -> None:
-        for process in self.processes.values():
-            await process.wait()
+
+async def _ended(processes: Iterable[Process]) -> None:
+    for process in processes:
+        await process.wait()

@@ -17,7 +17,7 @@ from process_world import until_lost
 from test_cluster import SCALAR, Numbers, driving
 
 import flowrt as fr
-from flowrt.base.errors import GraphError, NodeLost
+from flowrt.base.errors import GraphError, NodeLost, ResourceError
 from flowrt.cluster.cluster import LocalCluster
 
 
@@ -96,6 +96,23 @@ async def test_a_node_that_two_start_again_at_once_is_started_once() -> None:
         cluster.processes[WORKERS[0]].kill()
         await asyncio.gather(*(cluster.respawn(WORKERS[0]) for _ in range(2)))
         assert cluster.spawned == 2
+
+
+async def test_a_node_that_does_not_come_up_again_in_time_is_told_of_and_ended() -> None:
+    class Hanging(LocalCluster):
+        """One whose nodes hang as they start, where ``before`` has them do."""
+
+        before: tuple[str, ...] = ()
+
+        def _where(self, task: str) -> tuple[tuple[str, ...], str]:
+            return self.before, "127.0.0.1"
+
+    async with Hanging(worker=2) as cluster:
+        cluster.processes[WORKERS[1]].kill()
+        cluster.before, cluster._startup = ("sh", "-c", "exec sleep 1000"), 0.1
+        with pytest.raises(ResourceError, match=f"{WORKERS[1]} did not come up within 0.1 s"):
+            await cluster.respawn(WORKERS[1])
+        assert cluster.processes[WORKERS[1]].returncode == -signal.SIGTERM
 
 
 INPUTS = {"x": fr.Spec("float32", (None, 3))}
