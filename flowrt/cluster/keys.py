@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import ipaddress
-import os
 import re
 import socket
 import sys
@@ -21,11 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import FlowrtError, GraphError, ResourceError
+from flowrt.files import replacing
 from flowrt.net.door.certificates import key_pem_of, new_key, pem_of, signed
 from flowrt.net.door.tls import ANY, CA, CERT, KEY, TOKEN
 from flowrt.net.door.tokens import new_token, save_token
 
 if TYPE_CHECKING:
+    import os
+
     from cryptography import x509
 
 __all__ = ["ANY", "main", "make_keys"]
@@ -186,13 +188,8 @@ def _check_lasts(authority: x509.Certificate, days: float) -> None:
 
 def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Put a file in the place of any other, whole, so that a node that reads it meanwhile has one or the other."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
-            file.write(content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with replacing(path, mode) as file:
+        file.write(content)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,6 @@ in any way, the whole ledger is read, so nothing is ever lost with it.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -15,6 +14,7 @@ import numpy as np
 
 from flowrt.base import codec
 from flowrt.base.errors import FlowrtError
+from flowrt.files import replacing
 from flowrt.ledger.account import OUTCOMES, Account
 from flowrt.ledger.records import Setup, record_from_data, record_to_data
 
@@ -39,14 +39,8 @@ def write_summary(ledger: Path, account: Account, end: int, checksum: int) -> No
     if account.violations or account.setup is None:
         return
     content = codec.pack(_data_of(account, end, checksum))
-    path = summary_of(ledger)
-    draft = path.with_name(path.name + ".part")
-    try:
-        draft.write_bytes(b"".join((_MAGIC, crc32(content).to_bytes(_SUM, "little"), content)))
-        os.replace(draft, path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink()
+    with suppress(OSError), replacing(summary_of(ledger)) as file:
+        file.writelines((_MAGIC, crc32(content).to_bytes(_SUM, "little"), content))
 
 
 def read_summary(ledger: Path, data: bytes) -> tuple[Account, int]:

@@ -14,8 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -27,6 +25,7 @@ from flowrt.base.errors import BrokenStream, FlowrtError, GraphError, not_writte
 from flowrt.base.plan import spec_from_data
 from flowrt.checkpoints.folders import sync_folder
 from flowrt.checkpoints.shards import PIECE, bytes_of, header_of, read_into
+from flowrt.files import replacing
 from flowrt.serialize import graph_from_data, graph_to_data
 from flowrt.serving.signature import Frozen
 
@@ -51,19 +50,14 @@ def write(model: Frozen, path: str | os.PathLike[str]) -> str:
     target = Path(path_of(path, "a model's file"))
     if not target.name:
         raise GraphError(f"{user_site()}: {str(path)!r} names no file that a model could be written to")
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        with draft.open("xb") as file:
+        with replacing(target) as file:
             version = _write(file, model)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(target)
         sync_folder(target.resolve().parent)
     except OSError as error:
         raise not_written(target, error) from error
-    finally:
-        with suppress(OSError):  # it is there where the file could not be made whole
-            draft.unlink()
     return version
 
 

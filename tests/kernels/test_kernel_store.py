@@ -138,7 +138,7 @@ def test_a_process_killed_while_it_compiles_is_followed_by_the_next(folder: Path
     assert said.startswith("compiling flowrt_test_asked_")
     symbol = said.removeprefix("compiling ")
     assert names(folder) == [f"{symbol}.lock"]
-    (folder / f"{symbol}.123-abcd.part").write_bytes(b"half an obj")  # as if it had been killed a little later
+    (folder / f"{symbol}.o.123-abcd.part").write_bytes(b"half an obj")  # as if it had been killed a little later
     with Process(ASK) as second:
         assert second.lines() == [f"compiling {symbol}", "[-1.0, 6.0]", "True"]
     assert names(folder) == [f"{symbol}.o"]

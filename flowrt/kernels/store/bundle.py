@@ -17,13 +17,13 @@ import os
 import stat
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.package import PACKAGE
 from flowrt.base.valueclass import valueclass
+from flowrt.files import replacing
 from flowrt.kernels.store.image import Image, ImagePart, Words
 from flowrt.kernels.store.loading import PAGE, map_file
 from flowrt.kernels.store.surroundings import identity
@@ -126,15 +126,9 @@ def write_bundle(path: Path, names: Mapping[str, str], objects: Mapping[str, byt
         offset += len(code)
     index = json.dumps({"names": dict(names), "image": _about(image), "objects": places}).encode()
     gap = bytes(_image_at(len(index)) - _HEAD.size - len(index))
-    partial = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-            file.write(_HEAD.pack(_MAGIC, len(index), _digest(index)) + index + gap + image.body)
-            file.writelines(others.values())
-        os.replace(partial, path)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with replacing(path, 0o600) as file:
+        file.write(_HEAD.pack(_MAGIC, len(index), _digest(index)) + index + gap + image.body)
+        file.writelines(others.values())
 
 
 def _linked(objects: Mapping[str, bytes]) -> tuple[Image, dict[str, bytes]]:

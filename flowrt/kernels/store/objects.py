@@ -14,11 +14,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 
 from flowrt.base.collection import held_back
+from flowrt.files import replacing
 from flowrt.kernels.store.bundle import Bundle, bundle_path, is_trusted, open_bundle, open_trusted
 from flowrt.kernels.store.compiling import compiled, note_made, note_missing, only_looks
 from flowrt.kernels.store.folder import cache_folder
@@ -114,16 +114,12 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, code: bytes, alone: bool) -> None:
     """Put an object in its place, whole; ``alone``: its lock is held, so nobody else writes it now."""
-    partial = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.part")
     try:
         if alone:
             _tidy(path)
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with replacing(path, 0o600) as file:
             file.write(code + _digest(path, code))
-        os.replace(partial, path)
     except OSError as error:  # a full or read-only disk costs a compilation next time, nothing else
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         _warn_not_kept(path.parent, error.strerror)
 
 
@@ -139,7 +135,7 @@ def _warn_not_kept(folder: Path, why: str) -> None:
 
 def _tidy(path: Path) -> None:
     """Remove what a killed writer of this object left, whose lock we hold, and the oldest of too many objects."""
-    for dead in path.parent.glob(f"{path.stem}.*.part"):
+    for dead in path.parent.glob(f"{path.name}.*.part"):
         dead.unlink(missing_ok=True)
     objects = [entry for entry in os.scandir(path.parent) if entry.name.endswith(".o")]
     if len(objects) >= _KEPT:
