@@ -267,6 +267,18 @@ def normal_axes(axis: Any, rank: int) -> tuple[int, ...]:
     return tuple(out)
 
 
+def one_axis(axis: Any, rank: int) -> int:
+    """``axis``, one integer, as an axis of a tensor of ``rank``, counted from its front."""
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise SpecError(f"axis is one integer, got {axis!r}")
+    return normal_axes(axis, rank)[0]
+
+
+def check_axis(axis: Any, x: Spec) -> None:
+    """Raise `SpecError` unless ``axis`` is one of ``x``, as far as its axes are known."""
+    one_axis(axis, MAX_RANK if x.dims is None else x.rank)
+
+
 @valueclass
 class AxisSlice:
     """What one item of an index expression does: ``count`` entries of ``axis`` from ``start``, every ``step``-th.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
-from flowrt.base.spec import Shape, Spec, normal_axes
+from flowrt.base.spec import Shape, Spec, normal_axes, one_axis
 from flowrt.indexing import entries_at, flattened, sizes_of
 from flowrt.op import as_value
 from flowrt.ops.index import scatter_add
@@ -47,9 +47,9 @@ def _lines(x: Spec, indices: Spec, axis: Any) -> tuple[int, Shape | None]:
         raise SpecError("a scalar has no axis to index")
     if x.rank != indices.rank:
         raise SpecError(f"indices of {x} must have {x.rank} axes, too, got {indices}; take makes slices of all of them")
-    at, *others = normal_axes(axis, x.rank)
-    if others:
-        raise SpecError(f"axis must be one axis, got {axis}; reshape both to (-1,) to take from all entries")
+    if axis is None:
+        raise SpecError("axis is one integer, got None; reshape both to (-1,) to take from all entries")
+    at = one_axis(axis, x.rank)
     try:
         return at, broadcast(*(Spec("bool", (*spec.shape[:at], *spec.shape[at + 1 :])) for spec in (x, indices)))
     except SpecError:

@@ -9,7 +9,7 @@ import numpy as np
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.plain import is_whole
-from flowrt.base.spec import Spec, is_float, normal_axes, value_known
+from flowrt.base.spec import Spec, is_float, one_axis, value_known
 from flowrt.ops.elementwise import astype
 from flowrt.ops.inference import carry, described, filled
 from flowrt.ops.reduce import max as max_
@@ -59,7 +59,7 @@ def _can_tell(x: Spec, indices: Spec) -> bool:
 def _axis(x: Spec, axis: int) -> int:
     if x.rank == 0:
         raise SpecError("a scalar has no axis to index")
-    return normal_axes(axis, x.rank)[0]
+    return one_axis(axis, x.rank)
 
 
 @take.gradient

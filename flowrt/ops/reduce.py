@@ -15,7 +15,7 @@ import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import fitting, located
-from flowrt.base.spec import Shape, Spec, agree, normal_axes
+from flowrt.base.spec import Shape, Spec, agree, check_axis, normal_axes
 from flowrt.base.traits import Arranged, Reduction
 from flowrt.op import whole
 from flowrt.ops.comparison import equal, isfinite
@@ -186,8 +186,8 @@ def argmin(x: Operand, axis: int | None = None, keepdims: bool = False, *, name:
 
 
 def _position(x: Spec, axis: Any, keepdims: bool) -> Spec:
-    if axis is not None and not isinstance(axis, int):
-        raise SpecError(f"axis must be one axis or None, got {axis}")
+    if axis is not None:
+        check_axis(axis, x)
     _needs_entries("position of an extreme", x, axis)
     return Spec("int64", reduced(x, axis, keepdims))
 
@@ -229,12 +229,10 @@ def cumsum(x: Operand, axis: int | None = None, reverse: bool = False, *, name: 
 
 def running(x: Spec, axis: Any) -> Spec:
     """What sums or products of all entries before one make, along an axis of ``x``."""
-    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
-        raise SpecError(f"axis must be one axis, got {axis!r}")
-    if x.dims is not None and axis is None and x.rank != 1:
+    if axis is not None:
+        check_axis(axis, x)
+    elif x.dims is not None and x.rank != 1:
         raise SpecError(f"{x} is no vector, so axis must say along which axis to go; or reshape it to (-1,)")
-    if x.dims is not None and axis is not None:
-        normal_axes(axis, x.rank)
     return Spec(_wide(x.dtype), x.dims)
 
 

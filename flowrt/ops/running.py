@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
-from flowrt.base.spec import Spec, is_float, normal_axes
+from flowrt.base.spec import Spec, is_float, normal_axes, one_axis
 from flowrt.ops.inference import merged
 from flowrt.ops.reduce import running
 from flowrt.ops.shape import WHOLE, getitem, pad_op
@@ -40,7 +40,7 @@ def _moved(x: Tensor, axis: int, reverse: bool, first: float) -> Any:
     """Each entry where the next one was; in the place of the one that has none before it is ``first``."""
     if x.spec.dims is None:
         raise SpecError("the slope of a running product is known along an axis of a tensor of known rank")
-    at, rank = normal_axes(axis, x.spec.rank)[0], x.spec.rank
+    at, rank = one_axis(axis, x.spec.rank), x.spec.rank
     kept = (1, None, None) if reverse else (None, -1, None)
     ends = [(0, 0)] * at + [(0, 1) if reverse else (1, 0)] + [(0, 0)] * (rank - at - 1)
     return pad_op(getitem(x, (*[WHOLE] * at, kept)), ends, first)

@@ -17,7 +17,7 @@ import numpy as np
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.plain import as_dtype_of, is_whole
-from flowrt.base.spec import MAX_RANK, MAX_VALUE_SIZE, Shape, Spec, index_steps, normal_axes
+from flowrt.base.spec import MAX_RANK, MAX_VALUE_SIZE, Shape, Spec, check_axis, index_steps, normal_axes, one_axis
 from flowrt.base.traits import Arranged
 from flowrt.op import as_value
 from flowrt.ops.inference import carry, described, filled, target
@@ -137,7 +137,7 @@ def concat(values: Sequence[Operand], axis: int = 0, *, name: str | None = None)
         return Spec(values[0].dtype, None)
     if ranked[0].rank == 0:
         raise SpecError("scalars cannot be concatenated; use stack")
-    at = normal_axes(axis, ranked[0].rank)[0]
+    at = one_axis(axis, ranked[0].rank)
     sizes = [None if v.dims is None else v.shape[at] for v in values]
     dims = list(_alike(ranked, at))
     dims[at] = None if None in sizes else builtins.sum(n for n in sizes if n is not None)
@@ -176,7 +176,7 @@ def slice_along(x: Operand, start: Operand, count: Operand, axis: int = 0) -> Re
     """``count`` entries of ``x`` along ``axis``, from ``start``: integer scalars, which a step may compute."""
     if x.dims is None:
         return Spec(x.dtype, None)
-    at = normal_axes(axis, x.rank)[0]
+    at = one_axis(axis, x.rank)
     first, number, size = start.value, count.value, x.shape[at]
     if isinstance(first, int) and isinstance(number, int) and size is not None:
         _check_range(x, first, number, size, axis)
@@ -201,7 +201,7 @@ def place_along(x: Operand, start: Operand, shape: Operand, axis: int = 0) -> Re
     out = filled(x.dtype, shape)
     if x.dims is None or out.dims is None:
         return out
-    at = normal_axes(axis, out.rank)[0]
+    at = one_axis(axis, out.rank)
     merged = _alike([x, out], at)
     first, number, size = start.value, x.shape[at], out.shape[at]
     if isinstance(first, int) and number is not None and size is not None:
@@ -223,7 +223,7 @@ def stack(values: Sequence[Operand], axis: int = 0, *, name: str | None = None) 
     ranked = [v for v in values if v.dims is not None]
     if not ranked:
         return Spec(values[0].dtype, None)
-    at = normal_axes(axis, ranked[0].rank + 1)[0]
+    at = one_axis(axis, ranked[0].rank + 1)
     dims = list(_alike(ranked, None))
     out = Spec(values[0].dtype, (*dims[:at], len(values), *dims[at:]))
     return _stacked_value(out, values) if out.rank == 1 else out
@@ -238,7 +238,7 @@ def _stacked_value(out: Spec, values: Sequence[Spec]) -> Spec:
 
 @stack.gradient
 def stack_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    axis = normal_axes(node.attrs["axis"], node.outputs[0].spec.rank)[0]
+    axis = one_axis(node.attrs["axis"], node.outputs[0].spec.rank)
     return tuple(getitem(dy, (*[WHOLE] * axis, i)) for i in range(len(node.inputs)))
 
 
@@ -246,7 +246,7 @@ def stack_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 def unstack(x: Operand, axis: int = 0) -> tuple[TensorOrArray, ...]:
     """The slices of ``x`` along ``axis``, whose size must be known, each without that axis."""
     spec = described(x)
-    at = normal_axes(axis, spec.rank)[0]
+    at = one_axis(axis, spec.rank)
     count = spec.shape[at]
     if count is None:
         raise SpecError(f"cannot unstack {spec}: the size of axis {axis} is not known before a step")
@@ -407,9 +407,8 @@ def roll_op(x: Operand, shift: Sequence[int], axis: Sequence[int], *, name: str 
     lists = isinstance(shift, (list, tuple)) and isinstance(axis, (list, tuple)) and len(shift) == len(axis)
     if not lists or not all(isinstance(number, int) for number in (*shift, *axis)):
         raise SpecError(f"there must be one shift for each axis, got {shift!r} along {axis!r}")
-    if x.dims is not None:
-        for each in axis:
-            normal_axes(each, x.rank)
+    for each in axis:
+        check_axis(each, x)
     return carry(x.without_value(), lambda value: np.roll(value, shift, axis), x)
 
 
@@ -458,7 +457,7 @@ def split(x: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Ten
     NumPy's ``split`` is told where to cut: its ``[2, 5]`` is ``[2, 3, -1]`` here.
     """
     spec = described(x)
-    at, sections = normal_axes(axis, spec.rank)[0], int(sections) if is_whole(sections, 1) else sections
+    at, sections = one_axis(axis, spec.rank), int(sections) if is_whole(sections, 1) else sections
     total, sizes = spec.shape[at], _sections(sections, spec, at)
     if total is None and isinstance(sections, int):
         return unstack(_with_axis(x, at, [sections, shape_of(x)[at] // sections]), at)

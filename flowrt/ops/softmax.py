@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowrt.base.errors import SpecError
-from flowrt.base.spec import Spec, normal_axes
+from flowrt.base.spec import Spec, check_axis
 from flowrt.ops.elementwise import exp
 from flowrt.ops.inference import as_float
 from flowrt.ops.reduce import sum as sum_
@@ -22,10 +21,7 @@ def softmax(x: Operand, axis: int = -1, *, name: str | None = None) -> Result:
 
 
 def _along(x: Spec, axis: Any) -> Spec:
-    if isinstance(axis, bool) or not isinstance(axis, int):
-        raise SpecError(f"axis must be one integer, got {axis!r}")
-    if x.dims is not None:
-        normal_axes(axis, x.rank)
+    check_axis(axis, x)
     return as_float(x)
 
 

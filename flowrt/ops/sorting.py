@@ -12,7 +12,7 @@ import numpy as np
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.plain import is_whole
-from flowrt.base.spec import Spec, agree, is_float, normal_axes
+from flowrt.base.spec import Spec, agree, check_axis, is_float, one_axis
 from flowrt.indexing import masked
 from flowrt.ops.comparison import isnan, logical_and, logical_not, not_equal
 from flowrt.ops.elementwise import astype, floor_divide, minimum, remainder, subtract
@@ -36,10 +36,7 @@ def _in_order(x: Spec, axis: Any) -> Shape | None:
     """The shape of what is put in order along ``axis``, all of it as one line if that is None."""
     if axis is None:
         return (x.size,) if x.known else (None,)
-    if isinstance(axis, bool) or not isinstance(axis, int):
-        raise SpecError(f"axis must be one axis or None, got {axis!r}")
-    if x.dims is not None:
-        normal_axes(axis, x.rank)
+    check_axis(axis, x)
     return x.dims
 
 
@@ -161,7 +158,7 @@ def boolean_mask(x: Operand, mask: Operand, axis: int = 0, *, name: str | None =
         raise SpecError(f"a mask is of bools, got {told}; compare it, as in mask != 0")
     if given.dims is None or told.dims is None or told.rank == 0:
         raise SpecError(f"a mask has axes that are known, as those of what it chooses from are, got {told} for {given}")
-    at = normal_axes(axis, given.rank)[0]
+    at = one_axis(axis, given.rank)
     if not agree(given.shape[at : at + told.rank], told.shape):
         raise SpecError(f"a mask from axis {axis} on of {given} is shaped as its axes from there, got {told}")
     made: TensorOrArray = masked(x, mask, at, name)

@@ -342,6 +342,9 @@ MISFITS: list[tuple[str, Callable[[], Any], str]] = [
     ("cumsum", lambda: fr.cumsum(X), "axis must say along which axis"),
     ("cumsum axis", lambda: fr.cumsum(X, 2), "axis 2 is not among the 2 axes"),
     ("argmax axes", lambda: fr.argmax(X, axis=(0, 1)), "axis is an integer or None, got (0, 1)"),
+    ("argmax bool", lambda: fr.argmax(X, axis=True), "axis is one integer, got True"),
+    ("split axes", lambda: fr.split(X, 3, (1, 0)), "axis is one integer, got (1, 0)"),  # type: ignore[arg-type]
+    ("unstack axes", lambda: fr.unstack(X, (1, 0)), "axis is one integer, got (1, 0)"),  # type: ignore[arg-type]
     ("reshape", lambda: fr.reshape(X, (4, -1)), "cannot reshape float32[2,3] of 6 entries to (4, -1)"),
     ("reshape twice", lambda: fr.reshape(X, (-1, -1)), "only one size"),
     ("shape of floats", lambda: fr.reshape(X, (2.0, 3.0)), "a shape is an integer"),
