@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.device import Device
 from flowrt.base.errors import GraphError, PlacementError, path_of, user_site
 from flowrt.base.familiar import answering
+from flowrt.base.plain import is_number
 from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -59,19 +59,11 @@ class Auto(Rules):
         profile = _by_pattern("profile", self.profile, '{"left/*": 2e-3}')
         numbers: list[tuple[str, Any]] = [("bandwidth", self.bandwidth), ("latency", self.latency), *profile.items()]
         for name, value in numbers:
-            if not _is_number(value) or (name == "bandwidth" and value == 0):
+            if not is_number(value) or (name == "bandwidth" and value == 0):
                 raise PlacementError(
                     f"{user_site()}: {name} of fr.placement.Auto is a positive number, in seconds or bytes a second, "
                     f"not {value!r:.80}"
                 )
-
-
-def _is_number(value: Any) -> bool:
-    """Whether ``value`` is a number from 0 up that a float can be."""
-    try:
-        return isinstance(value, Real) and float(value) >= 0
-    except OverflowError:
-        return False
 
 
 def _by_pattern(what: str, given: Any, example: str) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.locating import fitting
-from flowrt.base.plain import is_whole, shortened
+from flowrt.base.plain import is_number, is_whole, shortened
 from flowrt.base.valueclass import valueclass
 from flowrt.delays import Delay, Link, parse
 from flowrt.delays.parquet import as_table
@@ -86,7 +86,7 @@ def simulate(
         if not is_whole(value, least):
             raise GraphError(f"{user_site()}: simulate: {name} is an integer from {least} up, got {value!r}")
     for name, number in (("overhead", overhead), ("noise_scale", noise_scale)):
-        if isinstance(number, bool) or not isinstance(number, Real) or not (isfinite(number) and number >= 0):
+        if not is_number(number) or not isfinite(number):
             raise GraphError(f"{user_site()}: simulate: {name} is a finite number from 0 up, got {number!r}")
     if not isinstance(policy, Policy):
         raise GraphError(f"{user_site()}: simulate: expected a policy such as fr.train.FirstOf(3), got {policy!r}")

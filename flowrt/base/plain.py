@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from numbers import Real
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -34,6 +35,14 @@ def default_array(value: Any) -> np.ndarray[Any, Any]:
 def is_whole(value: Any, least: int) -> TypeGuard[int]:
     """Whether ``value`` is a whole number from ``least`` up, of Python's or NumPy's; a bool is none."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
+
+
+def is_number(value: Any, least: float = 0.0) -> TypeGuard[float]:
+    """Whether ``value`` is a real number from ``least`` up that a float can be; neither a bool nor NaN is one."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and float(value) >= least
+    except OverflowError:
+        return False
 
 
 def default_dtype(value: Any) -> np.dtype[Any]:

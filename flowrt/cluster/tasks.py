@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.familiar import argument_meant
-from flowrt.base.plain import is_whole
+from flowrt.base.plain import is_number, is_whole
 from flowrt.sched.devices.names import check_names
 
 if TYPE_CHECKING:
@@ -99,5 +98,5 @@ def checked_imports(imports: Sequence[str]) -> tuple[str, ...]:
 def check_numbers(**numbers: Any) -> None:
     """Raise `GraphError` for what is no number from 0 up; None is the default's."""
     for name, number in numbers.items():
-        if number is not None and not (isinstance(number, Real) and float(number) >= 0):
+        if number is not None and not is_number(number):
             raise GraphError(f"{user_site()}: {name} is a number from 0 up, not {number!r}")

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.plain import is_whole
 from flowrt.base.valueclass import valueclass
 from flowrt.data.permutation import permuted
 
@@ -124,16 +125,16 @@ def checked_order(
     mix: Any = 1,
 ) -> BatchOrder:
     """The order of ``what`` that a program asks for; raises `GraphError` at its line for what makes no sense."""
-    _check(_is_count(batch), f"batch is a number of rows, 1 or more, not {batch!r}")
+    _check(is_whole(batch, 1), f"batch is a number of rows, 1 or more, not {batch!r}")
     _check(isinstance(shuffle, (bool, np.bool_)), f"shuffle is True or False, not {shuffle!r}")
-    _check(_is_whole(seed) and 0 <= seed < 1 << 63, f"seed is an integer from 0 to 2**63 - 1, not {seed!r}")
+    _check(is_whole(seed, 0) and seed < 1 << 63, f"seed is an integer from 0 to 2**63 - 1, not {seed!r}")
     _check(
-        epochs is None or _is_count(epochs),
+        epochs is None or is_whole(epochs, 1),
         f"epochs is a number of them, 1 or more, or None for no end, not {epochs!r}",
     )
     _check(remainder in REMAINDERS, f"remainder is 'drop' or 'short', not {remainder!r}")
-    _check(_is_count(mix), f"mix is a number of row groups, 1 or more, not {mix!r}")
-    _check(rows is None or _is_count(rows), f"{what} is empty: it has {rows!r} rows")
+    _check(is_whole(mix, 1), f"mix is a number of row groups, 1 or more, not {mix!r}")
+    _check(rows is None or is_whole(rows, 1), f"{what} is empty: it has {rows!r} rows")
     endless, short = epochs is None, remainder == "short"
     order = BatchOrder(
         None if rows is None else int(rows),
@@ -155,11 +156,3 @@ def checked_order(
 def _check(holds: bool, text: str) -> None:
     if not holds:
         raise GraphError(f"{user_site()}: {text}")
-
-
-def _is_count(value: Any) -> bool:
-    return _is_whole(value) and value >= 1
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)

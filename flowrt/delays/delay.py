@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.plain import is_number
 from flowrt.base.valueclass import replace, valueclass
 
 Seconds = NDArray[np.float64]
@@ -145,7 +146,7 @@ class Term(Delay):
         name = {"steps": "steps", "seconds": "clock"}.get(unit)
         if name is None:
             self.refuse(f"unit={unit!r}: expected steps or seconds")
-        if any(isinstance(end, bool) or not isinstance(end, Real) for end in (first, stop)) or not 0 <= first < stop:
+        if not (is_number(first) and is_number(stop) and first < stop):
             self.refuse(f"during({first!r}, {stop!r}): expected two numbers, the second the higher one, none below 0")
         if unit == "steps" and any(isfinite(end) and end != int(end) for end in (first, stop)):
             self.refuse(f'during({first!r}, {stop!r}): steps are whole numbers; unit="seconds" would take these')
@@ -154,7 +155,7 @@ class Term(Delay):
 
     def only(self, replicas: tuple[int, ...]) -> Self:
         """Itself, for those of whom it strikes."""
-        if not replicas or not all(isinstance(r, Real) and r >= 0 and r == r // 1 for r in replicas):
+        if not replicas or not all(is_number(r) and r == r // 1 for r in replicas):
             self.refuse(f"on({', '.join(map(repr, replicas))}): expected replicas, numbered from 0")
         chosen = [int(r) for r in replicas if not self.replicas or r in self.replicas]
         if not chosen:
@@ -195,8 +196,7 @@ class Term(Delay):
         """Check fields that are finite numbers, and keep them as floats."""
         for name in names:
             value = getattr(self, name)
-            real = isinstance(value, (Real, np.number)) and not isinstance(value, (bool, np.bool_, np.complexfloating))
-            if not real or not isfinite(value) or not fits(float(value)):
+            if not is_number(value, -inf) or not isfinite(value) or not fits(float(value)):
                 self.refuse(f"{name} is {wanted}, got {value!r}")
             object.__setattr__(self, name, float(value))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.plain import is_number
 from flowrt.base.spec import computed
 from flowrt.ops.elementwise import astype, divide, expm1, multiply, negative, sqrt
 from flowrt.ops.fused import in_one
@@ -138,7 +138,7 @@ class Adam(Optimizer):
     def __init__(self, lr: Any, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> None:
         super().__init__(lr)
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
-            if not isinstance(beta, Real) or not 0 <= beta < 1:
+            if not is_number(beta) or beta >= 1:
                 raise GraphError(f"{user_site()}: {name} must be from 0 up to 1, which is left out, got {beta}")
         self.beta1 = beta1
         self.beta2 = beta2

@@ -8,13 +8,12 @@ that are ready, the one whose first request came first is next; so nobody waits 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from numbers import Integral, Real
 from typing import Generic, Protocol, TypeVar
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.locating import Fitting
+from flowrt.base.plain import is_number, is_whole
 from flowrt.base.valueclass import valueclass
-from flowrt.session.options import is_at_least
 
 
 @valueclass
@@ -33,15 +32,15 @@ class Batching(Fitting):
     timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        for name, kind, least in (
-            ("max_batch", Integral, 1),
-            ("max_delay", Real, 0),
-            ("max_waiting", Integral, 1),
-            ("max_bytes", Integral, 1),
-            ("timeout", Real, 0),
+        for name, is_right, least in (
+            ("max_batch", is_whole, 1),
+            ("max_delay", is_number, 0),
+            ("max_waiting", is_whole, 1),
+            ("max_bytes", is_whole, 1),
+            ("timeout", is_number, 0),
         ):
             value = getattr(self, name)
-            if not is_at_least(least, value, kind):
+            if not is_right(value, least):
                 raise GraphError(f"{user_site()}: Batching: {name} is a number from {least} up, got {value!r}")
 
 

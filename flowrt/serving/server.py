@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import ClosedError, GraphError, user_site
 from flowrt.base.locating import fitting
+from flowrt.base.plain import is_number, is_whole
 from flowrt.base.tracebacks import brief
 from flowrt.misuse import AsyncOnly
 from flowrt.net.door.tls import Keys
@@ -21,7 +21,6 @@ from flowrt.serving.endpoint import Endpoint
 from flowrt.serving.http import Face
 from flowrt.serving.model import Model
 from flowrt.serving.signature import check_name
-from flowrt.session.options import is_at_least
 
 if TYPE_CHECKING:
     from flowrt.session.options import Options
@@ -59,8 +58,8 @@ class ModelServer(AsyncOnly):
     ) -> None:
         for name, value, fits, wanted in (
             ("batching", batching, batching is None or isinstance(batching, Batching), "an fr.serving.Batching"),
-            ("max_body", max_body, is_at_least(1, max_body, Integral), "a number of bytes from 1 up"),
-            ("look_seconds", look_seconds, is_at_least(0, look_seconds, Real) and look_seconds, "seconds above 0"),
+            ("max_body", max_body, is_whole(max_body, 1), "a number of bytes from 1 up"),
+            ("look_seconds", look_seconds, is_number(look_seconds) and look_seconds > 0, "seconds above 0"),
             ("token", token, token is None or isinstance(token, str), "a text"),
             ("tls", tls, tls is None or isinstance(tls, (str, PathLike)), "a folder"),
         ):

@@ -13,11 +13,11 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import CheckpointError, FlowrtError, GraphError, user_site
 from flowrt.base.locating import fitting
+from flowrt.base.plain import is_number, is_whole
 from flowrt.base.telling import telling
 from flowrt.checkpoints.folders import FolderLock, HeldElsewhere, in_the_way, sync_parents
 from flowrt.checkpoints.manifest import File, Manifest, Name, NotWhole, folder_of, to_bytes
@@ -27,7 +27,6 @@ from flowrt.checkpoints.whole import check_reached, manifest_of, not_whole, read
 from flowrt.finishing import to_the_end
 from flowrt.progress import Activity
 from flowrt.session.building_order import Order, from_manifest, nameless, order_of, to_manifest
-from flowrt.session.options import is_at_least
 from flowrt.session.restoring import OWN_NAMES, Fit, checked_renames, fit, listed
 from flowrt.session.saving import (
     BeingTrained,
@@ -97,7 +96,7 @@ class Checkpoints:
     ) -> None:
         counts = keep, 1 if every_steps is None else every_steps
         seconds = [0 if each is None else each for each in (every_seconds, keep_every_hours)]
-        if not (all(is_at_least(1, n, Integral) for n in counts) and all(is_at_least(0, n, Real) for n in seconds)):
+        if not (all(is_whole(n, 1) for n in counts) and all(map(is_number, seconds))):
             raise GraphError(
                 f"{user_site()}: Checkpoints: expected keep and every_steps of at least 1, every_seconds and "
                 f"keep_every_hours of at least 0, got {keep!r}, {every_steps!r}, {every_seconds!r} and "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from numbers import Integral, Real
+from numbers import Integral
 
 import numpy as np
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.locating import Fitting
+from flowrt.base.plain import is_number, is_whole
 from flowrt.base.valueclass import valueclass
 from flowrt.sched.devices.names import check_names
 
@@ -45,10 +46,10 @@ class Options(Fitting):
     def __post_init__(self) -> None:
         for name in ("optimize", "tapes", "soft_placement"):
             _check(name, isinstance(getattr(self, name), (bool, np.bool_)), "True or False", self)
-        _check("threads", self.threads is None or is_at_least(1, self.threads, Integral), "an integer from 1 up", self)
+        _check("threads", self.threads is None or is_whole(self.threads, 1), "an integer from 1 up", self)
         for name, optional in (("transfer_budget", False), ("memory_limit", True), ("device_memory_limit", True)):
             limit = getattr(self, name)
-            fits = (optional and limit is None) or (is_at_least(1, limit, Real) and (limit == inf or limit % 1 == 0))
+            fits = (optional and limit is None) or (is_number(limit, 1) and (limit == inf or limit % 1 == 0))
             _check(name, fits, "a number of bytes, from 1 up", self)
         try:
             names = None if self.devices is None else check_names(self.devices)
@@ -66,11 +67,6 @@ def check_for_cluster(options: Options) -> None:
                 f"{user_site()}: Options({name}={given!r}) is for a session in this process; nodes of a cluster have "
                 "devices of their own: start workers with --devices, as fr.LocalCluster(devices=...) does"
             )
-
-
-def is_at_least(least: int, value: object, kind: type) -> bool:
-    """Whether a setting is a number of that kind (of `numbers`) from ``least`` up."""
-    return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= least)  # type: ignore[operator]
 
 
 def _check(name: str, fits: bool, wanted: str, options: Options) -> None:

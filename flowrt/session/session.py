@@ -11,7 +11,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from numbers import Real
+from math import inf
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from flowrt.base.errors import (
     user_site,
 )
 from flowrt.base.locating import checked_name, fitting
+from flowrt.base.plain import is_number
 from flowrt.base.tracebacks import brief, shorten, unmark
 from flowrt.finishing import to_the_end
 from flowrt.graph import Graph, Node, Tensor
@@ -171,7 +172,7 @@ class Session(AsyncOnly):
         Cancelling the awaiting task cancels the step, on all its nodes; what it had done by then stands.
         """
         try:
-            if timeout is not None and not (isinstance(timeout, Real) and timeout == timeout):
+            if timeout is not None and not is_number(timeout, -inf):
                 raise GraphError(f"{user_site()}: timeout is a number of seconds, got {timeout!r}")
             step, arrays = self._prepare(fetches, feeds)
             return await (self._run_soon(step, arrays) if timeout is None else self._run(step, arrays, timeout))
@@ -234,11 +235,10 @@ class Session(AsyncOnly):
         answer = self._run_now(step, arrays, number, within)
         if answer is PENDING:
             return AwaitedRun(arrays, number)
-        runner, plan = self._runner, None
-        if runner is not None:
+        if (runner := self._runner) is not None:
             plan = runner.direct_plan(step.registered, arrays, self._numbers, self._seed, within)
-        if plan is not None:
-            choose(plan)
+            if plan is not None:
+                choose(plan)
         return answer
 
     async def _run(

@@ -8,7 +8,6 @@ policy takes. `flowrt.train.program` makes plans of these, which the nodes run b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from flowrt.base.device import HOST_KIND, Device, HeldTwice, SomeOf
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import checked_function, fitting
-from flowrt.base.plain import shortened
+from flowrt.base.plain import is_number, is_whole, shortened
 from flowrt.base.spec import Spec, is_float
 from flowrt.base.valueclass import valueclass
 from flowrt.graph import (
@@ -149,9 +148,9 @@ class Built:
                 f"{user_site()}: compression='int8' goes on with what it left of updates that counted, which those are "
                 "not that only change the scale of a loss; take 'bfloat16', or fr.LossScaled(..., grow_every=None)"
             )
-        if not isinstance(servers, Integral) or servers < 1:
+        if not is_whole(servers, 1):
             raise GraphError(f"{user_site()}: expected at least 1 server, got servers={servers!r}")
-        if split_above is not None and not (isinstance(split_above, Real) and split_above >= 0):
+        if split_above is not None and not is_number(split_above):
             raise GraphError(f"{user_site()}: split_above is a number of bytes, or None, not {split_above!r}")
         policy_to_data(self.policy)
         if self.late not in ("drop", "requeue"):
@@ -357,8 +356,8 @@ def checked_inputs(inputs: Any) -> dict[str, Spec]:
 def _range(replicas: Any) -> tuple[int, int]:
     """The fewest, 0 where none come and go, and the most. Raises `GraphError` for what is no such numbers."""
     least, most = replicas if isinstance(replicas, tuple) and len(replicas) == 2 else (0, replicas)
-    counts = all(isinstance(count, Integral) and not isinstance(count, bool) for count in (least, most))
-    if not counts or most < 1 or (isinstance(replicas, tuple) and not 1 <= least <= most):
+    fewest = 1 if isinstance(replicas, tuple) else 0
+    if not (is_whole(least, fewest) and is_whole(most, max(least, 1))):
         raise GraphError(
             f"{user_site()}: replicas={replicas!r}: expected how many copies train, 1 or more such as replicas=4, or "
             "the fewest and the most, such as replicas=(2, 32)"

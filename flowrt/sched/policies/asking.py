@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from math import inf, isfinite, isnan
+from math import inf, isfinite
 from numbers import Integral
 from typing import Any, NoReturn, TypeVar
 
 from flowrt.base.errors import GraphError, Site
+from flowrt.base.plain import is_number
 from flowrt.sched.policies.all_of import AllOf
 from flowrt.sched.policies.first_of import FirstOf
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, site_of
@@ -139,7 +140,7 @@ def _strange(chosen: Collection[Any], there: Sequence[int]) -> str | None:
 
 def _check_wait(policy: Policy, wait: WaitUntil) -> None:
     seconds, offers = wait.seconds, wait.offers
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or isnan(seconds):
+    if not is_number(seconds, -inf):
         _refuse(policy, f"decide answered {wait!r}; seconds is a time since the version was opened, such as 0.5")
     if isinstance(offers, bool) or not isinstance(offers, int):
         _refuse(policy, f"decide answered {wait!r}; offers is a number of updates, an int")

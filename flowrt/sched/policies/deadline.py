@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import inf
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.valueclass import valueclass
-from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil, check_at_least, least_of
+from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil, check_at_least, least_of, makes_number
 
 
 @valueclass
@@ -30,9 +30,9 @@ class Deadline(Policy):
 
     def __post_init__(self) -> None:
         made = f"{user_site()}: Deadline({self.seconds!r}, at_least={self.at_least!r})"
-        if isinstance(self.seconds, bool) or not isinstance(self.seconds, (int, float)):
+        if not makes_number(self, "seconds", -inf):
             raise GraphError(f"{made}: expected a number of seconds, such as Deadline(0.5)")
-        if not (isfinite(self.seconds) and self.seconds > 0):
+        if not 0 < self.seconds < inf:
             raise GraphError(
                 f"{made}: a step ends after a finite time that is more than 0; AllOf() waits for everybody"
             )

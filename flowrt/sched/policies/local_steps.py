@@ -10,7 +10,7 @@ from typing import Any
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.valueclass import replace, valueclass
 from flowrt.sched.policies.all_of import AllOf
-from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, makes_whole
+from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, makes_number, makes_whole
 
 
 @valueclass
@@ -74,7 +74,7 @@ class LocalSteps(Policy):
                 f"{made}: {self.policy} counts updates of older versions, but replicas begin local steps anew with "
                 "every version; use AllOf(), FirstOf(m), Deadline(seconds) or another policy without staleness"
             )
-        if isinstance(self.grace, bool) or not isinstance(self.grace, (int, float)) or not 0 <= self.grace < inf:
+        if not makes_number(self, "grace", 0.0) or self.grace == inf:
             raise GraphError(f"{made}: grace is a finite number of seconds, 0 or more, not {self.grace!r}")
         if not makes_whole(self, "overlap", 0) or self.overlap >= self.k:
             raise GraphError(f"{made}: overlap is a number of steps, 0 or more and fewer than k, not {self.overlap!r}")

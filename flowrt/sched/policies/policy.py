@@ -16,7 +16,7 @@ from math import inf, nan
 
 from flowrt.base.errors import GraphError, Site
 from flowrt.base.locating import Fitting
-from flowrt.base.plain import is_whole
+from flowrt.base.plain import is_number, is_whole
 from flowrt.base.valueclass import valueclass
 
 
@@ -86,6 +86,15 @@ def makes_whole(policy: Policy, name: str, least: int) -> bool:
     if not is_whole(value, least):
         return False
     object.__setattr__(policy, name, int(value))
+    return True
+
+
+def makes_number(policy: Policy, name: str, least: float) -> bool:
+    """Whether a field is a number from ``least`` up; it is Python's own then, as which it travels."""
+    value = getattr(policy, name)
+    if not is_number(value, least):
+        return False
+    object.__setattr__(policy, name, value if isinstance(value, int) else float(value))
     return True
 
 
