@@ -18,7 +18,7 @@ from flowrt.summary import events
 
 if TYPE_CHECKING:
     from flowrt.train.diagnosis import Slow
-    from flowrt.train.steps import StepReport
+    from flowrt.train.reports import StepReport
 
 OUTCOMES = ("kept", "late", "lost", "refused")
 PARTS = ("input", "pull", "compute", "push", "wait", "server")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import os
 
     from flowrt.summary.event_file import EventFile
-    from flowrt.train.steps import StepReport
+    from flowrt.train.reports import StepReport
 
 Array = np.ndarray[Any, Any]
 

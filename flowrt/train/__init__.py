@@ -20,8 +20,8 @@ from flowrt.sched.policies import (
 from flowrt.train.diagnosis import Slow
 from flowrt.train.going_back import RolledBack
 from flowrt.train.replicated import Predictor, Replicated
+from flowrt.train.reports import StepReport
 from flowrt.train.statistics import ReplicaStatistics, Statistics
-from flowrt.train.steps import StepReport
 from flowrt.train.times import Times
 
 __all__ = [

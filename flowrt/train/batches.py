@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flowrt.ledger.writer import LedgerWriter
 
 Values: TypeAlias = "tuple[np.ndarray[Any, Any], ...]"
+Given: TypeAlias = "Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]"
 TOGETHER = 6  # batches that one message brings to a replica, where they are small
 EARLIER = 2  # so many batches before a replica would wait for one, it is sent what there is, complete or not
 LONG = 1e-3  # seconds of drawing, after which what nobody lacks yet is left for the next time
@@ -34,9 +35,7 @@ SMALL, FEW = 60 << 10, 96  # bytes, and arrays, that these have at most: they ar
 class Batches:
     """The batches that are left. ``empty`` is known once one more was asked for than there are."""
 
-    def __init__(
-        self, source: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], names: Iterable[str]
-    ) -> None:
+    def __init__(self, source: Given, names: Iterable[str]) -> None:
         self.empty = False
         self._names = frozenset(names)
         self._coming: AsyncIterator[Mapping[str, Any]] | None = None

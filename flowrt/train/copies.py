@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from flowrt.train.built import Built
     from flowrt.train.holding import Guide, Holders, Name
 
+Versions: TypeAlias = dict[str, int | None]  # by task; None where it has none
 Lead: TypeAlias = "Callable[[str, frozenset[str]], Awaitable[Guide]]"
 AT_ONCE_BYTES = 16 << 20  # that are copied between two runs, in some 20 ms; more of them while steps go on
 REST_SECONDS = 1.0  # for which a run waits for a server that was left out to end the one before
@@ -226,20 +227,11 @@ class Copies:
         Raises `NodeLost` where nobody has it.
         """
         without = self._without if self._wrote else frozenset()
-        tasks, lost, self._losses = self.tasks, self._away, dict(self._runner.losses)
-        known = {task: self.is_whole(task) for task in tasks}
+        lost, self._losses = self._away, dict(self._runner.losses)
+        known = {task for task in self.tasks if self.is_whole(task)}
         for task in sorted(lost - self._runner.lost):
             self.tell_to_end(task, self.newest)
-        own, copied = dict[str, int | None](), dict[str, int | None]()
-
-        async def ask(task: str) -> None:
-            with suppress(TimeoutError):  # where one that was left out does not come to rest: it is left out again
-                async with asyncio.timeout(REST_SECONDS if self._whole and not known[task] else None):
-                    version = await self._version_at_rest(task)
-                    copied[task] = await self._version(task, self._holders.steps[self._holders.before(task)])
-                    own[task] = version
-
-        await pipelined(ask(task) for task in tasks if task not in lost)
+        own, copied = await self._ask_versions([task for task in self.tasks if task not in lost], known)
         self._rest = frozenset(own)
         self._any = any(version is not None for held in (own, copied) for version in held.values())
         lacking = self._said_to_lack(own)
@@ -247,27 +239,53 @@ class Copies:
             own[task] = copied[task] = None
         after = self._holders.after
         self._twice = frozenset(task for task in own if own[task] == copied.get(after(task)) is not None)
-        stale = {task for task in own if not known[task] and (self._whole or task in without)}
-        gone = {task for task in tasks if own.get(task) is None} | stale
+        stale = {task for task in own if task not in known and (self._whole or task in without)}
         if not (stale or lacking) and all(version is None for version in own.values()):
-            self._out = frozenset(task for task in tasks if task in lost)
+            self._out = lost.intersection(self.tasks)
             return self._out  # nobody has any: that is `agree`'s to say
-        newest = max((version for held in (own, copied) for version in held.values() if version is not None), default=0)
-        for task in tasks:  # it was silent, or away, while another client trained
-            behind, other = own.get(task), copied.get(self._holders.after(task))
-            if behind is not None and other is not None and behind < newest - 1 <= other:
-                gone.add(task)
-            if task in self._parted and behind != self._agreed:  # what it has made or not is decided without it
-                gone.add(task)
-        missing = [task for task in gone if after(task) in gone or copied.get(after(task)) is None]
-        self.missing = tuple(sorted(missing))
-        if missing:
-            raise NodeLost(
-                f"the variables of {self.trainer.name!r} on {', '.join(self.missing)} are lost: neither they nor "
-                f"{', '.join(after(task) for task in self.missing)} have them"
-            )
+        gone = {task for task in self.tasks if own.get(task) is None} | stale | self._left_behind(own, copied)
+        self._check_held(gone, copied)
         self._out = frozenset(gone)
         return self._out
+
+    async def _ask_versions(self, tasks: Sequence[str], known: Collection[str]) -> tuple[Versions, Versions]:
+        """What versions tasks have of what is theirs, and of what is the task's before them. Those ``known`` are whole.
+
+        One that was left out, and does not come to rest, has none: it is left out again.
+        """
+        own, copied = Versions(), Versions()
+
+        async def ask(task: str) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REST_SECONDS if self._whole and task not in known else None):
+                    version = await self._version_at_rest(task)
+                    copied[task] = await self._version(task, self._holders.steps[self._holders.before(task)])
+                    own[task] = version
+
+        await pipelined(map(ask, tasks))
+        return own, copied
+
+    def _left_behind(self, own: Versions, copied: Versions) -> set[str]:
+        """The tasks that were silent, or away, while another client trained, or this one without them."""
+        known = [version for held in (own, copied) for version in held.values() if version is not None]
+        newest, found = max(known, default=0), set[str]()
+        for task in self.tasks:
+            mine, other = own.get(task), copied.get(self._holders.after(task))
+            if mine is not None and other is not None and mine < newest - 1 <= other:
+                found.add(task)
+            if task in self._parted and mine != self._agreed:  # what it has made or not is decided without it
+                found.add(task)
+        return found
+
+    def _check_held(self, gone: Collection[str], copied: Versions) -> None:
+        """Raise `NodeLost` where nobody has what one of those that are ``gone`` should hold."""
+        after = self._holders.after
+        self.missing = tuple(sorted(task for task in gone if after(task) in gone or copied.get(after(task)) is None))
+        if self.missing:
+            raise NodeLost(
+                f"the variables of {self.trainer.name!r} on {', '.join(self.missing)} are lost: neither they nor "
+                f"{', '.join(map(after, self.missing))} have them"
+            )
 
     async def _version_at_rest(self, task: str) -> int | None:
         """As `_version`, of what is at home on a task, once it does nothing of a run that this session began."""

@@ -9,7 +9,7 @@ does. Updates are packed as they were then, wherever they go now.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,15 @@ from flowrt.sched.policies import Policy, recorded
 from flowrt.sched.versions.retelling import Retelling
 from flowrt.train.accounts import setup_of
 from flowrt.train.batches import Batches, Identities, Supply
-from flowrt.train.steps import StepReport, Steps
+from flowrt.train.steps import Steps
 
 if TYPE_CHECKING:
     from flowrt.ledger import Ledger, Version
     from flowrt.ledger.writer import LedgerWriter
     from flowrt.session.runners import Runner
     from flowrt.session.session import Session
+    from flowrt.train.batches import Given
+    from flowrt.train.reports import StepReport
     from flowrt.train.trainer import Trainer
 
 SETS_BYTES = 1 << 17  # of the sets that a run is told of: a message has room for twice that
@@ -61,9 +63,7 @@ class Replay(Steps):
     def _open_ledger(self) -> LedgerWriter | None:
         return None  # what happens again is written down already
 
-    def _supply_of(
-        self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner
-    ) -> Supply:
+    def _supply_of(self, batches: Given, runner: Runner) -> Supply:
         trainer, depth = self._trainer, self._depth
         if isinstance(batches, Source):
             return Identities(batches.total, trainer.replicas, depth, self._give)

@@ -22,8 +22,9 @@ from flowrt.train.batches import check_iterable, check_names
 from flowrt.train.built import Inputs, checked_inputs
 from flowrt.train.reads import check_source
 from flowrt.train.replay import Replay
+from flowrt.train.reports import Reports
 from flowrt.train.sharing import LaterCopy
-from flowrt.train.steps import Reports, Steps
+from flowrt.train.steps import Steps
 from flowrt.train.trainer import Trainer
 
 if TYPE_CHECKING:

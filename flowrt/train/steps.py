@@ -11,16 +11,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from math import nan
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from flowrt.base.errors import ClosedError, FlowrtError, GraphError, LedgerError, NodeLost, user_site
-from flowrt.base.telling import telling
-from flowrt.base.tracebacks import brief, shorten
-from flowrt.base.valueclass import maker, valueclass
+from flowrt.base.errors import ClosedError, FlowrtError, LedgerError, NodeLost
+from flowrt.base.tracebacks import shorten
 from flowrt.data import Source
 from flowrt.finishing import to_the_end
 from flowrt.ledger.account import AGAIN
@@ -32,8 +28,8 @@ from flowrt.train.batches import Batches, Identities, Supply, Values
 from flowrt.train.deviceless import tell_errors
 from flowrt.train.going_back import RolledBack, wait_for_servers
 from flowrt.train.reads import what_replicas_read
+from flowrt.train.reports import StepReport, make_step_report
 from flowrt.train.run import Run
-from flowrt.train.times import Clocks, Times, times_of
 
 if TYPE_CHECKING:
     import os
@@ -44,89 +40,11 @@ if TYPE_CHECKING:
     from flowrt.session.checkpoints import Checkpoints
     from flowrt.session.runners import Runner
     from flowrt.session.session import Session
-    from flowrt.train.diagnosis import Slow
+    from flowrt.train.batches import Given
     from flowrt.train.trainer import Trainer
 
 BEYOND = 2  # batches of a replica, beside those in use and for steps ahead: one that waits, one on its way
 _log = logging.getLogger(__name__)
-
-
-@valueclass
-class StepReport:
-    """One step of training: ``step`` updates have been applied so far, counted from 1.
-
-    ``kept``, ``late``, ``refused`` (not finite) and ``lost`` are replicas, by what became of their updates. ``errors``
-    says why those of ``lost`` could not compute theirs whose nodes are there, as where memory was short. ``loss`` and
-    ``metrics`` are means over the kept ones; ``seconds`` is how long the step took, without the time in which it was
-    ready and not asked for. ``why`` is the policy's reason to keep these. ``staleness`` says of each of ``kept`` how
-    many versions older than the one that it moved were the values that it was computed from. ``noise_scale`` is the
-    gradient noise scale so far, in updates of a replica: beyond so many, more of them make a step little better
-    (McCandlish et al., arXiv 1812.06162); NaN where the policy does not measure it, or nothing was measured yet.
-    ``batches`` says by replica which batches this step decided about, by identity: their places, from 0, in the order
-    in which the source was drawn. ``rolled_back`` tells of what was undone since the report before, as a parameter
-    server was lost; None mostly. ``slow`` is who is slow at the time, and why; ``times`` is how the replicas' steps
-    divided, of those that server 0 has heard of since the report before. One was ``skipped`` that moved nothing, as an
-    update of ``kept`` was not finite: a loss whose scale changes comes to that at times, see `flowrt.LossScaled`.
-    """
-
-    step: int
-    loss: float
-    metrics: Mapping[str, Any]
-    kept: tuple[int, ...]
-    late: tuple[int, ...]
-    lost: tuple[int, ...]
-    refused: tuple[int, ...]
-    seconds: float
-    why: str = ""
-    staleness: tuple[int, ...] = ()
-    noise_scale: float = nan
-    slow: tuple[Slow, ...] = ()
-    batches: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    rolled_back: RolledBack | None = None
-    skipped: bool = False
-    errors: Mapping[int, FlowrtError] = field(default_factory=dict, compare=False)
-    measured: tuple[Report, Clocks] | None = field(default=None, repr=False, compare=False)
-
-    @telling
-    def __repr__(self) -> str:
-        became = {"kept": self.kept, "late": self.late, "lost": self.lost, "refused": self.refused}
-        told = ", ".join(f"{what} {list(replicas)}" for what, replicas in became.items() if replicas or what == "kept")
-        moved = ", skipped" if self.skipped else ""
-        return f"step {self.step}: loss {self.loss:.6g}, {told}{moved}, {self.seconds:.3g} s"
-
-    @property
-    def times(self) -> Mapping[int, Times]:
-        """By replica, how its step divided; where it was late or cut off, of the version that it was at."""
-        return {} if self.measured is None else times_of(*self.measured)
-
-
-_make_report = maker(StepReport)
-
-
-class Reports(AsyncGenerator[StepReport, None]):
-    """What `Replicated.steps` answers: an asynchronous iterator of reports, and nothing else."""
-
-    def __init__(self, reports: AsyncGenerator[StepReport, None]) -> None:
-        self._reports = reports
-
-    def __anext__(self) -> Coroutine[Any, Any, StepReport]:
-        return self._reports.__anext__()
-
-    def asend(self, value: None) -> Coroutine[Any, Any, StepReport]:
-        """Of asynchronous generators; see `__anext__`."""
-        return self._reports.asend(value)
-
-    def athrow(self, *error: Any) -> Coroutine[Any, Any, StepReport]:
-        """Of asynchronous generators: raise an error where the iteration stands."""
-        return self._reports.athrow(*error)
-
-    def aclose(self) -> Coroutine[Any, Any, None]:
-        """Cancel what runs, and wait for it."""
-        return self._reports.aclose()
-
-    @brief
-    def __iter__(self) -> NoReturn:
-        raise GraphError(f"{user_site()}: write `async for report in trainer.steps(session, batches)`")
 
 
 class Steps:
@@ -158,9 +76,7 @@ class Steps:
         self._told = 0  # the step that was reported last
         self._rolled_back: RolledBack | None = None  # of which no report has told
 
-    async def run(
-        self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-    ) -> AsyncGenerator[StepReport, None]:
+    async def run(self, batches: Given) -> AsyncGenerator[StepReport, None]:
         """The reports, one per step."""
         session, trainer = self._session, self._trainer
         try:
@@ -181,9 +97,7 @@ class Steps:
             shorten(error)
             raise
 
-    def _make_ready(
-        self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner
-    ) -> None:
+    def _make_ready(self, batches: Given, runner: Runner) -> None:
         """Make what there is to end, all of it or nothing."""
         self._trainer.packing_in(self._session).begin(self._trainer.compression if self._detached else None)
         self._ledger = self._open_ledger()
@@ -227,9 +141,7 @@ class Steps:
         """How many batches of a replica are held for it at most."""
         return (1 + self._ahead) * self._each + self._trainer.overlap + BEYOND
 
-    def _supply_of(
-        self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner
-    ) -> Supply:
+    def _supply_of(self, batches: Given, runner: Runner) -> Supply:
         trainer, depth = self._trainer, self._depth
         if self._detached:
             from flowrt.train.detached import ServersSupply, terms_of
@@ -412,21 +324,8 @@ class Steps:
     def _report(self, report: Report) -> StepReport:
         if self._ledger is not None:
             self._ledger.made(report)
-        tally, supply, each = self._trainer.tally, self._supply, self._each
-        requeue, identities = self._trainer.late == "requeue", report.identities
-        outcomes: dict[int, Outcome] = {}
-        batches: dict[int, Sequence[int]] = {}
-        stale: dict[int, int] = {}
-        for place, (replica, batch, code, seconds, staleness) in enumerate(report.receipts):
-            became = outcomes[replica] = OUTCOMES[code]
-            spent: Sequence[int] = supply.spend(replica, batch * each, again=requeue and became in AGAIN)
-            batches[replica] = spent = identities[place] if identities else spent
-            if self._detached:
-                self._next_identity = max(self._next_identity, *(1 + identity for identity in spent), 0)
-            if seconds >= 0:
-                tally.took(replica, seconds)
-            if became is Outcome.KEPT:
-                stale[replica] = staleness
+        tally = self._trainer.tally
+        outcomes, batches, stale = self._spend(report)
         kept = tuple(stale)
         tally.count(outcomes, stale)
         loss, *metrics = report.told
@@ -440,7 +339,7 @@ class Steps:
         late, lost, refused = nobody, nobody, nobody
         if len(kept) < len(outcomes):
             late, lost, refused = (_those(outcomes, end) for end in (Outcome.LATE, Outcome.LOST, Outcome.REFUSED))
-        step: StepReport = _make_report(
+        step: StepReport = make_step_report(
             report.version + 1,
             loss,
             dict(zip(self._trainer.towers[0].metrics, metrics, strict=True)),
@@ -460,6 +359,25 @@ class Steps:
             (report, tally.attribution.clocks),
         )
         return step
+
+    def _spend(self, report: Report) -> tuple[dict[int, Outcome], dict[int, Sequence[int]], dict[int, int]]:
+        """By replica, what became of its update, the batches that this spent, and of those kept how stale each was."""
+        tally, supply, each = self._trainer.tally, self._supply, self._each
+        requeue, identities = self._trainer.late == "requeue", report.identities
+        outcomes: dict[int, Outcome] = {}
+        batches: dict[int, Sequence[int]] = {}
+        stale: dict[int, int] = {}
+        for place, (replica, batch, code, seconds, staleness) in enumerate(report.receipts):
+            became = outcomes[replica] = OUTCOMES[code]
+            spent: Sequence[int] = supply.spend(replica, batch * each, again=requeue and became in AGAIN)
+            batches[replica] = spent = identities[place] if identities else spent
+            if self._detached:
+                self._next_identity = max(self._next_identity, *(1 + identity for identity in spent), 0)
+            if seconds >= 0:
+                tally.took(replica, seconds)
+            if became is Outcome.KEPT:
+                stale[replica] = staleness
+        return outcomes, batches, stale
 
     async def _stop(self) -> None:
         """End the run, and draw nothing any more, once."""

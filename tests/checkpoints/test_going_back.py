@@ -17,7 +17,7 @@ from flowrt.finishing import first
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flowrt.train.steps import Reports
+    from flowrt.train.reports import Reports
 
 SERVERS = ("/job:ps/task:0", "/job:ps/task:1")
 INPUTS = {"x": fr.Spec("float32", (None, 3))}

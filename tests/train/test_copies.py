@@ -23,7 +23,7 @@ from flowrt.train.copies import Copies, _copying
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flowrt.train.steps import Reports
+    from flowrt.train.reports import Reports
 
 INPUTS = {"x": fr.Spec("float32", (None, 3))}
 

@@ -30,7 +30,7 @@ from flowrt.train import deviceless, watching
 from flowrt.train.run import Run
 
 if TYPE_CHECKING:
-    from flowrt.train.steps import StepReport
+    from flowrt.train.reports import StepReport
 
 T = TypeVar("T")
 pytestmark = pytest.mark.timeout(240)  # time is simulated: a test takes what the machine gives it
