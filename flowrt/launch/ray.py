@@ -32,8 +32,8 @@ from flowrt.launch.ray_driver import connect_to_ray
 from flowrt.launch.ray_node import KEYS, RayNode, save_keys
 from flowrt.misuse import AsyncOnly
 from flowrt.net.door.tokens import new_token
-from flowrt.net.wire.messages import root_error
 from flowrt.progress import Activity
+from flowrt.sched.host.await_all import await_all
 
 if TYPE_CHECKING:
     import os
@@ -315,13 +315,10 @@ class Cluster(AsyncOnly):
 
         try:
             with Activity("waiting for Ray to start nodes", len(tasks), look=look):
-                async with asyncio.timeout(self._startup), asyncio.TaskGroup() as group:
-                    for task in tasks:
-                        group.create_task(self._up(task))
+                async with asyncio.timeout(self._startup):
+                    await await_all(map(self._up, tasks))
         except TimeoutError as error:
             raise ResourceError(self._missing([task for task in tasks if task not in self.nodes])) from error
-        except BaseExceptionGroup as group_error:
-            raise root_error(group_error) from None
         return {task: self.nodes[task].address for task in tasks}
 
     async def _up(self, task: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import FlowrtError, GraphError
 from flowrt.sched.drivers.inquiries import TellTrace
+from flowrt.sched.host.await_all import await_all
 from flowrt.sched.host.tracer import now
 from flowrt.sched.runs.tracing import unpacked
 from flowrt.tracing.clocks import Alignment, ClockSample, clock_sample
@@ -93,12 +94,7 @@ class Collecting:
             self.missing.setdefault(task, str(self._runner.why_lost(task)))
 
     async def _visit_all(self, questions: int, *, on: bool = True, strict: bool = False) -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for task in self._tasks:
-                    group.create_task(self._visit(task, questions, on, strict))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        await await_all(self._visit(task, questions, on, strict) for task in self._tasks)
 
     async def _visit(self, task: str, questions: int, on: bool, strict: bool) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import RemoteError
 from flowrt.sched.drivers.inquiries import Settle
 from flowrt.sched.drivers.messages import Stop
+from flowrt.sched.host.await_all import await_all
 from flowrt.sched.runs.iterations import left_from_data
 from flowrt.sched.versions.opening import Apply, End, Go, Going, Refuse, Said, decide
 
@@ -73,12 +73,5 @@ def _said(task: str, data: tuple[Any, ...]) -> Said:
 
 async def _each(runner: Runner, messages: Mapping[str, Any]) -> dict[str, Any]:
     """What each task answers; raises the first error."""
-    tasks = {task: asyncio.ensure_future(runner.command(task, message)) for task, message in messages.items()}
-    if not tasks:
-        return {}
-    try:
-        return {task: await answer for task, answer in tasks.items()}
-    finally:
-        for answer in tasks.values():
-            answer.cancel()
-        await asyncio.wait(tasks.values())
+    answers = await await_all(runner.command(task, message) for task, message in messages.items())
+    return dict(zip(messages, answers, strict=True))

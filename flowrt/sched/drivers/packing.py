@@ -9,7 +9,6 @@ What is short is computed on the loop's own thread, all else in lanes.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -24,8 +23,11 @@ from flowrt.base.valueclass import replace, valueclass
 from flowrt.kernels.language.variants import is_compiled
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand
 from flowrt.kernels.ops.updates.compressing import BLOCK, launch_of
+from flowrt.sched.host.await_all import await_all
 
 if TYPE_CHECKING:
+    import asyncio
+
     from flowrt.base.plan import PlanFeed
     from flowrt.sched.drivers.beginning import BeginReplica
     from flowrt.sched.drivers.closed import Closed, Runnable
@@ -106,12 +108,7 @@ def compute_now(packings: Iterable[Packing]) -> None:
 
 async def compute_in_lanes(packings: Sequence[Packing], lanes: Lanes) -> None:
     """Compute all of them in ``lanes``, which share the work alike."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for share in shares(packings, lanes.threads):
-                group.create_task(lanes.run(_compute_share, share))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    await await_all(lanes.run(_compute_share, share) for share in shares(packings, lanes.threads))
 
 
 def shares(packings: Sequence[Packing], threads: int) -> list[list[tuple[Packing, int, int]]]:
