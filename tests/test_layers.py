@@ -392,6 +392,8 @@ TRAINING = ["sched/drivers", "sched/replica", "sched/server", "sched/runs", "tra
     ("word", "rooms"),
     [
         ("fold", ["kernels", "passes", "sched"]),  # reduction
+        ("room", ["kernels/run", "sched/tape"]),  # buffer
+        ("mutex", ["kernels", "net", "sched", "serving", "session", "train"]),  # lock
         (  # iteration, transpose, incarnation
             "turn",
             ["graph", "subgraph", "ops", "kernels/composite", "sched/loops", "sched/tape", *TRAINING],

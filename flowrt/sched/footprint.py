@@ -1,7 +1,7 @@
 """How much memory a step takes, told before it runs, and by which tensors.
 
 Law: pure; it plays the step through as the executor would, one unit after the other in the machine's order, and takes
-and gives back exactly what `memory` would count: copies of strided feeds, rooms of tapes and what a crew's helpers
+and gives back exactly what `memory` would count: copies of strided feeds, buffers of tapes and what a crew's helpers
 compute in (both kept for the next run), outputs, scratch, variables that begin, copies for fetches. Where units run at
 the same time on several lanes, a step may take more. What cannot be told is left out, and named.
 """
@@ -158,7 +158,7 @@ class _Play:
                 self.make(value, output.spec)
             elif output.input is not None and unit.inputs[output.input] in self.lies:
                 self.place(value, self.lies[unit.inputs[output.input]])
-        self.kept += self.take(made.room_bytes)
+        self.kept += self.take(made.buffer_bytes)
         self._have_helped(local_room(made.local_bytes, self.helpers))
 
     def _have_helped(self, room: int) -> None:
@@ -240,7 +240,7 @@ def predict_peak(
 def _played(play: _Play) -> Iterator[Unit]:
     """The units in the order in which the executor carries them out; what nobody needs any more is given back."""
     if any(unit.action in BRANCHING for unit in play.units):
-        raise DataDependent("which side of a switch is taken, or how often a loop turns, is known only when it runs")
+        raise DataDependent("which side of a switch is taken, or how often a loop iterates, is known only when it runs")
     wiring = connect(play.plan, play.units)
     value_of = {number: value for value, number in wiring.values.items()}
     machine = StepMachine(wiring.topology)

@@ -381,11 +381,11 @@ async def goes_back(make: Callable[[Local, Memory], Any]) -> None:
             with ThreadPoolExecutor(1) as lane:
                 kept = lane.submit(make, local, memory).result()
             kept[:] = 1
-            await until(lambda: local.rooms._sweep >= 3)
+            await until(lambda: local.buffers._sweep >= 3)
             assert (kept == 1).all()
-            assert local.rooms.nbytes
+            assert local.buffers.nbytes
             del kept
-            await until(lambda: not local.rooms.nbytes)
+            await until(lambda: not local.buffers.nbytes)
         finally:
             local.close()
 
@@ -455,13 +455,13 @@ def test_memory_for_what_is_announced_is_made_ahead_up_to_a_bound(monkeypatch: p
         with open("/proc/self/statm", encoding="ascii") as statm:
             return int(statm.read().split()[1]) * mmap.PAGESIZE
 
-    before, rooms = resident(), Segments(Memory(), shared=False)
-    announced = rooms.empty((512 * MIB,), np.dtype("uint8"))
+    before, buffers = resident(), Segments(Memory(), shared=False)
+    announced = buffers.empty((512 * MIB,), np.dtype("uint8"))
     assert announced is not None
     assert resident() - before < 64 * MIB
     announced[-1] = 1
     assert announced[-1] == 1
-    rooms.close()
+    buffers.close()
 
 
 # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -166,7 +166,7 @@ def test_a_copy_lies_where_memory_was_made_ready_for_it_once_and_if_it_fits(shar
 
 async def test_large_arrays_are_received_where_earlier_ones_were_that_nobody_has_any_more() -> None:
     memory = Memory()
-    memory.rooms = Segments(memory, shared=False)
+    memory.buffers = Segments(memory, shared=False)
     first = memory.received(np.dtype("uint8"), (MIB,))
     kept = memory.received(np.dtype("uint8"), (MIB,))
     place, first[:], kept[:] = first.ctypes.data, 1, 2

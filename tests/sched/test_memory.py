@@ -276,9 +276,9 @@ class MakingRoom(Memory):
         super().add_spare(nbytes)
 
     def _may_use(self) -> bool:
-        mutex = self.asking._mutex
-        if may := mutex.acquire(blocking=False):
-            mutex.release()
+        lock = self.asking._lock
+        if may := lock.acquire(blocking=False):
+            lock.release()
         return may
 
 

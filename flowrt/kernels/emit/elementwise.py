@@ -153,7 +153,7 @@ class _Loops:
             self._rows(at, count, cases)
 
     def _units(self, steps: Sequence[Any]) -> None:
-        """Fold the units of the range, each by itself."""
+        """Reduce the units of the range, each by itself."""
         builder, count = self._builder, len(self._kinds)
         behind = builder.mul(self._outer_dims, ir.Constant(WORD, count + 1))
         words = builder.gep(self._table, [behind])
@@ -294,7 +294,7 @@ class _Loops:
         return {number: cgutils.alloca_once_value(builder, builder.load(at[first + number])) for number in whole}
 
     def _combine(self, number: int, place: Any, value: Any, independent: Independent | None) -> None:
-        """Fold one value into the total at ``place``."""
+        """Take one value into the total at ``place``."""
         held = self._builder.load(place)
         combined = self._reductions[number].combine(self._context, self._builder, held, value, independent is None)
         stored = self._builder.store(combined, place)
@@ -388,7 +388,7 @@ class _Loops:
         return here[result], steps[result]
 
     def _reduction(self, number: int, source: Any, step: Any, many: Any, place: Any, total_step: Any) -> None:
-        """Fold values into the total at ``place``, or each into its own from there on; float32 are added in groups."""
+        """Take values into the total at ``place``, or each into its own from there on; float32 are added in groups."""
         builder, reduction, model = self._builder, self._reductions[number], self._model_of(self._reduced[number])
         if total_step is not ZERO:
             independent = Independent(builder)

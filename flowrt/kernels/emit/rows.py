@@ -283,7 +283,7 @@ class _RowLoops:
                 self._add_to_column(number, values[self._expression.reductions[number][0]], places, independent)
 
     def _add_to_column(self, number: int, value: Any, places: Sequence[Any], independent: Independent) -> None:
-        """Fold an entry into the total of its column."""
+        """Take an entry into the total of its column."""
         builder, reduction = self._builder, self._totals[number]
         place = places[self._narrow.get(number, self._first_total + number)]
         if number in self._narrow:

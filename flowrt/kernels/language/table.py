@@ -110,7 +110,7 @@ class Call:
     """One application of a kernel: a view per operand (inputs, outputs, scratch, local) and its attribute words.
 
     ``units`` is how many independent pieces of work it has: where the function takes ``begin`` and ``end``, ranges of
-    them may run on several threads at once, in any order. The forms SCALARS and FOLD count elements by themselves.
+    them may run on several threads at once, in any order. The forms SCALARS and REDUCE count elements by themselves.
     Where each unit makes whole rows of the first output, ``rows`` says which: (m, n, so many at most) if the output is
     seen as [any, m, n] and the units go through its matrices one by one. ``tiles`` are integers, and addresses that
     code has where the launch runs. ``order`` are the operands that the function is given, if not each in its turn.

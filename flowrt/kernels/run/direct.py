@@ -30,7 +30,7 @@ from flowrt.kernels.store.parts import DIRECT_PART
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
 
-__all__ = ["STATUS", "STEP", "Direct", "Room", "RunTerms", "available", "plan_words"]
+__all__ = ["STATUS", "STEP", "Direct", "RunPlace", "RunTerms", "available", "plan_words"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Words: TypeAlias = "ctypes.Array[ctypes.c_int64]"
@@ -86,7 +86,7 @@ NO_PLAN = (np.full(RECORDS, -1, np.int64), None)
 
 
 @valueclass
-class Room:
+class RunPlace:
     """Where a tape's run lies, how many launches it has, and what runs it: a loop, and three words to call it with."""
 
     span: int
@@ -177,7 +177,7 @@ class RunTerms:
 
 
 def plan_words(
-    room: Room,
+    place: RunPlace,
     terms: RunTerms,
     arguments: Sequence[tuple[Spec, int]],
     outputs: Sequence[tuple[Spec, int, Callable[[], Array] | None]],
@@ -193,8 +193,8 @@ def plan_words(
     words[GATE], words[HELD], words[BASE], words[TOGETHER] = map(ctypes.addressof, near)
     words[CHANGES], words[COUNTER], words[LETS_OTHERS] = terms.changes, id(terms.counter), int(terms.lets_others)
     words[FAIL], words[GRANT], words[MEMORY] = id(terms.fail), id(terms.grant), id(terms.memory)
-    words[SPAN], words[WORDS], words[LAUNCHES] = room.span, room.words, room.launches
-    words[LOOP : LOOP + 4] = room.loop
+    words[SPAN], words[WORDS], words[LAUNCHES] = place.span, place.words, place.launches
+    words[LOOP : LOOP + 4] = place.loop
     dtypes = []
     for spec, cell, maker in (*((spec, cell, None) for spec, cell in arguments), *outputs):
         dtypes.append(native_dtype(spec))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = {"numpy": "64_", "scipy": ""}  # whose OpenBLAS has which suffix to its functions' names
-_mutex = threading.Lock()
+_lock = threading.Lock()
 _hosts = 0
 _before: dict[str, int] = {}  # package → its library's threads before they were limited
 
@@ -23,7 +23,7 @@ _before: dict[str, int] = {}  # package → its library's threads before they we
 def limit() -> None:
     """Limit the pools for one more host."""
     global _hosts
-    with _mutex:
+    with _lock:
         _hosts += 1
         for package, library in _libraries().items():
             _before.setdefault(package, _function(library, "get", package)())
@@ -33,7 +33,7 @@ def limit() -> None:
 def restore() -> None:
     """Let go of a `limit`; the last gives the libraries their threads back."""
     global _hosts
-    with _mutex:
+    with _lock:
         _hosts -= 1
         if _hosts:
             return

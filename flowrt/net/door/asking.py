@@ -98,17 +98,17 @@ class _Asking(asyncio.BufferedProtocol):
         self._where = where
         self._keyed = keyed
         self._read = b""
-        self._room = memoryview(bytearray(heads.MOST + 1))
+        self._buffer = memoryview(bytearray(heads.MOST + 1))
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         transport.write(self._head)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._room
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._read += self._room[:nbytes]
+        self._read += self._buffer[:nbytes]
         if self.answer.done():
             return
         if self._read.endswith(heads.END):

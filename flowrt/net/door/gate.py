@@ -61,7 +61,7 @@ class Gate(asyncio.BufferedProtocol):
     def __init__(self, door: Door, deadline: float) -> None:
         self._door = door
         self._deadline = deadline
-        self._room = memoryview(bytearray(heads.MOST + 1))
+        self._buffer = memoryview(bytearray(heads.MOST + 1))
         self._read = 0  # bytes in it
         self._reply: Reply | None = None
         self._over = False
@@ -79,7 +79,7 @@ class Gate(asyncio.BufferedProtocol):
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(bytearray(256)) if self._over else self._room[self._read :]
+        return memoryview(bytearray(256)) if self._over else self._buffer[self._read :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._read += nbytes
@@ -114,7 +114,7 @@ class Gate(asyncio.BufferedProtocol):
         if self._transport is None:
             self._refuse_plain_text()
         elif self._reply is None:
-            self._look_at_head(bytes(self._room[: self._read]), self._transport)
+            self._look_at_head(bytes(self._buffer[: self._read]), self._transport)
         elif self._read == PROOF:
             self._look_at_proof(self._reply, self._transport)
 
@@ -146,11 +146,11 @@ class Gate(asyncio.BufferedProtocol):
             self._leave().close()
             return
         self._reply = reply
-        self._room, self._read = memoryview(bytearray(PROOF)), 0
+        self._buffer, self._read = memoryview(bytearray(PROOF)), 0
 
     def _look_at_proof(self, reply: Reply, transport: asyncio.Transport) -> None:
         transport.pause_reading()
-        refusal = self._door.admit(transport, reply, bytes(self._room))
+        refusal = self._door.admit(transport, reply, bytes(self._buffer))
         if refusal is None:
             self._reply = None  # what it holds is the connection's
             self._leave()

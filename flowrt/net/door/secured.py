@@ -154,12 +154,12 @@ class Secured(asyncio.Transport):
         """Take in what has come, as far as the protocol has one place for it."""
         if not self._reading:
             return
-        room = memoryview(self._protocol.get_buffer(-1))[:BURST]
-        count, got, size = 0, RECORD, len(room)
+        buffer = memoryview(self._protocol.get_buffer(-1))[:BURST]
+        count, got, size = 0, RECORD, len(buffer)
         failure: OSError | None = None
         try:
             while count < size and got >= RECORD:  # a short one is the last, most often: to look costs as much as it
-                got = self._socket.recv_into(room[count:], size - count)
+                got = self._socket.recv_into(buffer[count:], size - count)
                 count += got
         except _LATER:
             pass

@@ -82,8 +82,8 @@ class Local:
         way = way or preferred_way()
         self.host = this_host() if way != "tcp" else ""
         self.segments = Segments(memory) if way == "shared" and self.host and AVAILABLE else None
-        self.rooms = memory.rooms = Segments(memory, shared=False)
-        self.rooms.grown = self._mind
+        self.buffers = memory.buffers = Segments(memory, shared=False)
+        self.buffers.grown = self._mind
         self.way = "shared" if self.segments is not None else "unix" if self.host else "tcp"
         self.own = own
         self._memory = memory
@@ -163,8 +163,8 @@ class Local:
     def _sweep(self) -> None:
         self._sweeping = None
         idle = self.segments is not None and self.segments.sweep()
-        self.rooms.sweep()
-        if idle or self.rooms.nbytes:  # nobody tells when what lies in a room is not used any more
+        self.buffers.sweep()
+        if idle or self.buffers.nbytes:  # nobody tells when what lies in a buffer is not used any more
             self.rest()
 
     def _tell_gone(self, number: int) -> None:
@@ -180,7 +180,7 @@ class Local:
         self._unclaimed.clear()
         self._closed = True
         self._memory.segments = None
-        self.rooms.close()
+        self.buffers.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
         if self.segments is not None:

@@ -59,7 +59,7 @@ class Crew:
         self._words: Array | None = None
         self._board = 0
         self._close_pipe: weakref.finalize[..., Any] | None = None
-        self._mutex = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = threads < 2
         self._local, self.local_bytes = np.zeros(0, np.int64), 0
         self._empty = empty
@@ -84,7 +84,7 @@ class Crew:
         return self._local
 
     def _start(self) -> None:
-        with self._mutex:
+        with self._lock:
             if self._words is not None or self._closed:
                 return
             help_out, count = ENTRY_TYPE(LOOP_PARTS["help"].address()), 2 * self.threads
@@ -104,7 +104,7 @@ class Crew:
 
     def close(self) -> None:
         """End the threads and wait for them; runs under way go on alone. Closing twice is closing once."""
-        with self._mutex:
+        with self._lock:
             self._closed = True
             words, close_pipe = self._words, self._close_pipe
             if words is None or close_pipe is None:
@@ -119,7 +119,7 @@ class Crew:
 
     def forget(self) -> None:
         """In a forked child: the threads are not here, and the pipe is the parent's too."""
-        self._closed, self._helpers, self._mutex = True, [], threading.Lock()
+        self._closed, self._helpers, self._lock = True, [], threading.Lock()
         if self._words is not None:
             self._dismiss(self._words)
 
@@ -260,7 +260,7 @@ class Lanes:
         self.threads = threads or usable_cores()
         self.crew = Crew(self.threads, empty=empty)
         self._name = name
-        self._mutex = threading.Lock()
+        self._lock = threading.Lock()
         self._works: SimpleQueue[_Work | None] = SimpleQueue()
         self._started: list[threading.Thread] = []
         self._busy = 0  # works that were handed in and have not ended
@@ -279,7 +279,7 @@ class Lanes:
         try:
             answer: T = await work.result(stop)
         finally:
-            with self._mutex:
+            with self._lock:
                 self._busy -= 1
         return answer
 
@@ -290,7 +290,7 @@ class Lanes:
         try:
             answer: T = work.result(stop)
         finally:
-            with self._mutex:
+            with self._lock:
                 self._busy -= 1
         return answer
 
@@ -300,7 +300,7 @@ class Lanes:
         return not self._works.empty()
 
     def _hand_in(self, work: _Work) -> None:
-        with self._mutex:
+        with self._lock:
             if self._closed:
                 raise ClosedError("the lanes are closed")
             self._busy += 1
@@ -313,7 +313,7 @@ class Lanes:
 
     def close(self) -> None:
         """End the lanes after all that was handed in, and wait for them. Closing twice is closing once."""
-        with self._mutex:
+        with self._lock:
             self._closed = True
         _end_lanes(self._works, self._started, self.crew)
 

@@ -73,14 +73,14 @@ class Memory:
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self._held = self._peak = 0
-        self._mutex = threading.Lock()
+        self._lock = threading.Lock()
         self._alive: dict[int, _Held] = {}  # what is counted
         # What has happened and is not counted yet, in order: an array was made, or, said again, is gone; or so many
         # bytes are not used any more, and kept or not.
         self._happened: deque[_Held | tuple[int, bool]] = deque()
         self._spare = 0  # bytes in segments that nobody uses
         self.segments: Segments | None = None  # where others are to see what is sent to them
-        self.rooms: Segments | None = None  # that large arrays are received in, again and again
+        self.buffers: Segments | None = None  # that large arrays are received in, again and again
         self._keepers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     @property
@@ -89,13 +89,13 @@ class Memory:
 
     def statistics(self) -> MemoryStatistics:
         """What is held now, once what is gone has been taken off."""
-        with self._mutex:
+        with self._lock:
             self._settle()
             return MemoryStatistics(self._held, self._peak, self.limit)
 
     def forget_peak(self) -> None:
         """Let the peak count from now."""
-        with self._mutex:
+        with self._lock:
             self._settle()
             self._peak = self._held
 
@@ -114,14 +114,14 @@ class Memory:
 
         Where there are no others, it is in memory that was there for what was computed before, if there is some.
         """
-        return self._empty_in(self.segments or self.rooms, shape, dtype)
+        return self._empty_in(self.segments or self.buffers, shape, dtype)
 
     def received(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """`empty` for what comes from elsewhere, in memory that was there for what came before, if there is some.
 
         It is a `codec.Allocate`.
         """
-        return self._empty_in(self.rooms, shape, dtype)
+        return self._empty_in(self.buffers, shape, dtype)
 
     def _empty_in(self, slots: Segments | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """`empty`, in a slot if it is large and there is one."""
@@ -179,7 +179,7 @@ class Memory:
             return array
         self._happened.append(held)
         if len(self._happened) >= UNSETTLED:
-            with self._mutex:
+            with self._lock:
                 self._settle()
         return array
 
@@ -199,18 +199,18 @@ class Memory:
     def add_spare(self, nbytes: int) -> None:
         """Take ``nbytes`` for a segment of which nothing is used yet. Raises `ResourceError` where they do not fit."""
         self.admit(nbytes)
-        with self._mutex:
+        with self._lock:
             self._spare += nbytes
 
     def drop_spare(self, nbytes: int) -> None:
         """Give back a segment of which nothing is used."""
-        with self._mutex:
+        with self._lock:
             self._settle()
             self._spare -= nbytes
 
     def use_spare(self, nbytes: int) -> None:
         """So many spare bytes are used from now on, until `spare`."""
-        with self._mutex:
+        with self._lock:
             self._settle()
             self._spare -= nbytes
             self._hold(nbytes)
@@ -289,7 +289,7 @@ class Memory:
     def _takes(self, nbytes: int) -> bool:
         if self.limit is None and not self.room_for(nbytes):
             return False
-        with self._mutex:
+        with self._lock:
             self._settle()
             if self.limit is not None and self._held + self._spare + nbytes > self.limit:
                 return False

@@ -166,7 +166,7 @@ class Segments:
         self.gone: Callable[[int], None] = lambda number: None
         self.grown: Callable[[], None] = lambda: None
         self._memory = memory
-        self._mutex = threading.RLock()  # `gone` is called with it; memory is not asked for: others let theirs go then
+        self._lock = threading.RLock()  # `gone` is called with it; memory is not asked for: others let theirs go then
         self._numbers = itertools.count(1)
         self._sweep = 0
         self._segments: list[Segment] = []  # by address
@@ -181,7 +181,7 @@ class Segments:
         """A new array in a slot, beginning at a page; None where there is no room for it."""
         nbytes = math.prod(shape) * dtype.itemsize
         size = _pages(nbytes)
-        with self._mutex:
+        with self._lock:
             self._settle()
             segment = None if self._closed else self._tightest(size, steady)
             offset = 0 if segment is None else self._use(segment, size)
@@ -197,7 +197,7 @@ class Segments:
 
     def grow(self, nbytes: int, steady: bool) -> None:
         """Have room for `empty`, which nobody waits for meanwhile. Raises `ResourceError` where there is none."""
-        with self._mutex:
+        with self._lock:
             self._settle()
             if self._tightest(_pages(nbytes), steady):
                 return
@@ -207,7 +207,7 @@ class Segments:
 
     def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
         """The segment, and where in it so many bytes lie; None if they do not."""
-        with self._mutex:
+        with self._lock:
             at = bisect_right(self._starts, address) - 1
             if at < 0:
                 return None
@@ -218,19 +218,19 @@ class Segments:
     @property
     def idle_bytes(self) -> int:
         """What `let_go` would give back."""
-        with self._mutex:
+        with self._lock:
             self._settle()
             return sum(segment.nbytes for segment in self._segments if segment.idle)
 
     @property
     def nbytes(self) -> int:
         """Of all segments together."""
-        with self._mutex:
+        with self._lock:
             return sum(segment.nbytes for segment in self._segments)
 
     def let_go(self) -> None:
         """Give back the segments of which nothing is taken."""
-        with self._mutex:
+        with self._lock:
             self._let_go(lambda segment: True)
 
     def sweep(self) -> bool:
@@ -239,7 +239,7 @@ class Segments:
         Those that were taken from again and again stay for a few sweeps more: else a step that takes long for once
         would be followed by one that has to make all of its memory anew.
         """
-        with self._mutex:
+        with self._lock:
             self._let_go(lambda segment: segment.used + _patience(segment) < self._sweep)
             self._sweep += 1
             return any(segment.idle for segment in self._segments)
@@ -253,7 +253,7 @@ class Segments:
 
     def close(self) -> None:
         """Make no more arrays. Those that are there stay, and so does what other processes have mapped."""
-        with self._mutex:
+        with self._lock:
             self._closed = True
             self._settle()
             going = self._segments
@@ -299,7 +299,7 @@ class Segments:
 
     def _add(self, segment: Segment) -> bool:
         """Have one more segment, but where no more arrays are made: then it goes."""
-        with self._mutex:
+        with self._lock:
             added = not self._closed
             if added:
                 self._keep([*self._segments, segment])

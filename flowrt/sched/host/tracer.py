@@ -40,7 +40,7 @@ class Tracer:
         self._most, self._held = most, 0
         self._notes: deque[tuple[int, Note]] = deque()
         self._numbers: dict[int, tuple[int, Any]] = {}  # by the identity of what is described, as long as there is that
-        self._mutex = threading.Lock()
+        self._lock = threading.Lock()
         self._described = 0
         self._descriptions: list[Any] = []  # that nobody has taken
 
@@ -55,7 +55,7 @@ class Tracer:
             kept: Any = ref(what, lambda _: self._numbers.pop(key, None))
         except TypeError:
             kept = what
-        with self._mutex:
+        with self._lock:
             number = self._described
             self._described += 1
             self._descriptions.append(described)
@@ -76,7 +76,7 @@ class Tracer:
     ) -> None:
         """Note what was done in the run of that ``number``: on this thread, if no ``track`` is named."""
         where = thread_name() if track is None else track
-        with self._mutex:
+        with self._lock:
             if self._held + slices > self._most:
                 self.dropped += slices
                 return
@@ -85,13 +85,13 @@ class Tracer:
 
     def drop(self, slices: int) -> None:
         """Count so many slices as left out."""
-        with self._mutex:
+        with self._lock:
             self.dropped += slices
 
     def take(self, most: int = MOST_NOTES) -> tuple[list[Any], list[Note]]:
         """The descriptions that are new, and the oldest notes, of about so many slices."""
         taken, slices = [], 0
-        with self._mutex:
+        with self._lock:
             while self._notes and slices < most:
                 weight, note = self._notes.popleft()
                 slices += weight

@@ -7,11 +7,10 @@ somebody still looks at it writes elsewhere, and who writes some of it makes a c
 is only saved, some rows may be written where they lie, once what they hold is kept (`snapshots`).
 
 Direct calls (`kernels.run.direct`) take and give back what they need by themselves, between two instructions of
-Python's, and know nothing of the mutex: so who changes something here says so in a word as long as it has the
-mutex. They take nothing while it is set, or while someone waits, and give nothing back while it is set. So
-that they need not look at every variable, those that one takes are known `Together`, with a word in which
-direct calls say that they hold them, and one that tells them whether anyone else holds what they may not have
-meanwhile.
+Python's, and know nothing of the lock: so who changes something here says so in a word as long as it has the lock.
+They take nothing while it is set, or while someone waits, and give nothing back while it is set. So that they need not
+look at every variable, those that one takes are known `Together`, with a word in which direct calls say that they hold
+them, and one that tells them whether anyone else holds what they may not have meanwhile.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class Variables:
         self._together: list[weakref.ref[Together]] = []  # those of plans that may still be run by
         self._waiting: list[_Request] = []
         self.lent: set[Name] = set()  # what somebody may look at who does not hold it
-        self._mutex = threading.Lock()
+        self._lock = threading.Lock()
         self.words = (ctypes.c_int64 * 3)()
 
     @property
@@ -116,12 +115,12 @@ class Variables:
 
     def inventory(self) -> dict[Name, Spec]:
         """The variables that have a value."""
-        with self._mutex:
+        with self._lock:
             return {name: slot.spec for name, slot in self._slots.items() if slot.value is not None}
 
     def declare(self, name: Name, spec: Spec, device: str = "") -> None:
         """Make room for a variable, in the memory of ``device`` if it is told; one that exists is the same, there."""
-        with self._mutex:
+        with self._lock:
             slot = self._slots.setdefault(name, Slot(spec))
             if slot.value is None:
                 slot.spec, slot.device = spec, device
@@ -332,7 +331,7 @@ class Variables:
 
     def _alone(self, change: Callable[..., T], *arguments: Any) -> T:
         """Change something while nobody else does, direct calls included."""
-        with self._mutex:
+        with self._lock:
             self.words[TAKING] = 1
             try:
                 return change(*arguments)

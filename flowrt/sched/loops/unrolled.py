@@ -249,7 +249,7 @@ def _repeated(op: _Op) -> Entries:
 def _reduction(making: Making, name: str, entries: Sequence[int], dtype: np.dtype[Any]) -> int:
     """Entries put together two by two, so that none waits for all before it."""
     if any(making.dtype(n) != dtype for n in entries):
-        raise Unfit("a fold in another dtype")
+        raise Unfit("a reduction in another dtype")
     left = np.array(entries, np.int64)
     while len(left) > 1:
         half = len(left) // 2
@@ -272,7 +272,7 @@ def _reduced_along(op: _Op, by: str, axes: tuple[int, ...]) -> Entries:
     """The first input without these axes."""
     value = op.inputs[0]
     if not value.size:
-        raise Unfit("a fold of no entries")
+        raise Unfit("a reduction of no entries")
     last = np.moveaxis(value, axes, range(value.ndim - len(axes), value.ndim))
     kept = last.shape[: value.ndim - len(axes)]
     rows = last.reshape(math.prod(kept), -1)

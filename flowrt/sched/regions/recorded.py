@@ -109,6 +109,6 @@ class Recording:
         return sum(output.spec.nbytes for output in self.outputs if output.fresh)
 
     @property
-    def room_bytes(self) -> int:
+    def buffer_bytes(self) -> int:
         """What a run takes for the arena and for one thread's own memory, wherever that may begin."""
         return self.arena_bytes + self.local_bytes + ALIGNMENT

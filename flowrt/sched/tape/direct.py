@@ -1,7 +1,7 @@
 """When a step may be run by one direct call: it is one tape that lies straight between feeds and fetches.
 
 Law: a plan is made after a run that went well in the caller's thread, so what it needs is compiled, its variables are
-there, and it is known whether a crew is of use. It has a room of its own, and one call at a time. It lets the GIL go
+there, and it is known whether a crew is of use. It has a buffer of its own, and one call at a time. It lets the GIL go
 while it runs, unless that takes longer than what is run.
 """
 
@@ -96,7 +96,7 @@ def direct_plan(
     laid = [value for value in found if value is not None and value.flags.c_contiguous]
     if memory is None or len(laid) < len(found):
         return None
-    room, place, first = tape.lay(seed, laid, crew)
+    buffer, place, first = tape.lay(seed, laid, crew)
     cells = {value: first + 8 * number for number, value in enumerate(unit.inputs)}
     arguments = [(spec_of(array), cells.get(value, 0)) for value, array in given.items()]
     after = first + 8 * len(unit.inputs)
@@ -106,7 +106,7 @@ def direct_plan(
     outputs = [(spec, cell, _maker(tape, spec)) for spec, cell in made_there]
 
     def fail(reached: int, status: int, number: int) -> None:
-        raise tape.failure(room, reached, status, number)
+        raise tape.failure(buffer, reached, status, number)
 
     terms = RunTerms(
         numbers.gate,
@@ -121,9 +121,9 @@ def direct_plan(
         fail,
     )
     # not the variables' memory: where that is let go, ``changes`` have changed
-    plan = (*plan_words(place, terms, arguments, outputs), together, room, tape, crew)
+    plan = (*plan_words(place, terms, arguments, outputs), together, buffer, tape, crew)
     tape.direct = changes, (numbers, seed), plan
-    note_plan(room, plan[0])
+    note_plan(buffer, plan[0])
     return plan
 
 

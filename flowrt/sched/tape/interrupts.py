@@ -22,10 +22,10 @@ from flowrt.sched.tape.tape import cancel
 if TYPE_CHECKING:
     import numpy as np
 
-    from flowrt.sched.tape.tape import _Room as Room
+    from flowrt.sched.tape.tape import RunBuffer
 
 _noted: dict[int, np.ndarray[Any, Any]] = {}
-_plans: weakref.WeakKeyDictionary[Room, weakref.ref[np.ndarray[Any, Any]]] = weakref.WeakKeyDictionary()
+_plans: weakref.WeakKeyDictionary[RunBuffer, weakref.ref[np.ndarray[Any, Any]]] = weakref.WeakKeyDictionary()
 
 
 class Noted:
@@ -79,9 +79,9 @@ def _interrupt() -> Any:
     return _signal.getsignal(signal.SIGINT)
 
 
-def note_plan(room: Room, plan: np.ndarray[Any, Any]) -> None:
-    """A direct call may run in ``room`` by the plan of these words."""
-    _plans[room] = weakref.ref(plan)
+def note_plan(buffer: RunBuffer, plan: np.ndarray[Any, Any]) -> None:
+    """A direct call may run in ``buffer`` by the plan of these words."""
+    _plans[buffer] = weakref.ref(plan)
 
 
 def present_run(thread: int) -> Callable[[], None] | None:
@@ -89,18 +89,18 @@ def present_run(thread: int) -> Callable[[], None] | None:
     words = _noted.get(thread)
     if words is not None:
         return partial(cancel, words)
-    for room, known in list(_plans.items()):
+    for buffer, known in list(_plans.items()):
         plan = known()
         if plan is not None and plan[BUSY] == thread:
-            return _stop_direct(room, plan, thread)
+            return _stop_direct(buffer, plan, thread)
     return None
 
 
-def _stop_direct(room: Room, plan: np.ndarray[Any, Any], thread: int) -> Callable[[], None]:
-    number = room.number
+def _stop_direct(buffer: RunBuffer, plan: np.ndarray[Any, Any], thread: int) -> Callable[[], None]:
+    number = buffer.number
 
     def stop() -> None:
-        if plan[BUSY] == thread and room.number == number:
-            room.stop()
+        if plan[BUSY] == thread and buffer.number == number:
+            buffer.stop()
 
     return stop

@@ -2,7 +2,7 @@
 
 Law: a `Pace` learns from its tape's first runs how long each launch takes, and asks `schedule` whether several threads
 are worth their trouble; before, a guess decides. It changes nothing that a tape computes. A `Share` belongs to one
-room and holds what one run at a time needs beside that room; its words are laid out as `kernels.run.board` says.
+buffer and holds what one run at a time needs beside that buffer; its words are laid out as `kernels.run.board` says.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Division:
 
 
 class Share:
-    """What one run of a divided tape at a time needs beside its room: counters, and the helpers' words and bases.
+    """What one run of a divided tape at a time needs beside its buffer: counters, and the helpers' words and bases.
 
     ``nodes`` and ``row`` are addresses: of the launches, and of the caller's words and bases. ``local`` is the helpers'
     own memory, in equal parts. ``board`` is the crew's, ``loops`` are the shares of loops, by their cells.

@@ -1,6 +1,6 @@
 """Tapes: a region whose shapes are known, run by the compiled loop without the GIL.
 
-Law: a tape is immutable, but for what it learns of its own speed; what one run writes to is a *room* (words, bases,
+Law: a tape is immutable, but for what it learns of its own speed; what one run writes to is a *buffer* (words, bases,
 span and arena), borrowed for the run and kept for the next, so that any number of threads may run one tape at once.
 Arenas are the region's, not the tape's (`arenas`).
 What to launch and where values lie is decided in `recording`; here it is only compiled and called.
@@ -20,7 +20,7 @@ import numpy as np
 
 from flowrt.base.errors import FlowrtError, GraphError, ResourceError, StepCancelled
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, STEP
-from flowrt.kernels.run.direct import ARRAY_DATA, Room, available
+from flowrt.kernels.run.direct import ARRAY_DATA, RunPlace, available
 from flowrt.kernels.store.compiling import batch
 from flowrt.kernels.store.parts import DIRECT_PART, LOOP_PARTS
 from flowrt.sched.host.memory import Memory, counted
@@ -54,7 +54,7 @@ _word_at = ctypes.c_int64.from_address
 _arrays_are_known = available()
 _address_of = ctypes.addressof
 
-SPAN, WORDS, BASES = 0, 2, 2 + RUN_WORDS  # where a room's cells hold what
+SPAN, WORDS, BASES = 0, 2, 2 + RUN_WORDS  # where a buffer's cells hold what
 
 
 @cache
@@ -92,12 +92,12 @@ def corrected(guess: float, fastest: float) -> float:
     return fastest if fastest > max(10 * guess, SURPRISE) else min(guess, fastest)
 
 
-class _Room:
+class RunBuffer:
     """What one run of a tape writes to: the arena, and one row of cells: span, words, bases. Filled in one go."""
 
     __slots__ = ("__weakref__", "arena", "bases_at", "cells", "share", "span_at", "words_at")
     cells: Any
-    arena: LentArena  # while a run is in the room
+    arena: LentArena  # while a run is in the buffer
 
     def __init__(self, tape: Tape) -> None:
         self.cells = (ctypes.c_int64 * (WORDS + tape.row_words))()
@@ -109,11 +109,11 @@ class _Room:
 
     @property
     def number(self) -> int:
-        """The number of the direct call that runs in the room."""
+        """The number of the direct call that runs in the buffer."""
         return int(self.cells[WORDS + STEP])
 
     def stop(self) -> None:
-        """Have a direct call that runs in the room stop after its present node. From any thread."""
+        """Have a direct call that runs in the buffer stop after its present node. From any thread."""
         self.cells[WORDS + STATUS] = CANCELLED
 
 
@@ -157,7 +157,7 @@ class Tape:
         self._fresh = [(o.spec.concrete, o.spec.dtype) for o in self.recording.outputs if o.fresh]
         self.passes_on = len(self._fresh) < len(self.recording.outputs)
         self._cells = slice(0, BASES + FIRST_SLOT + self.dynamic)
-        self._rooms: deque[_Room] = deque(maxlen=MOST)
+        self._buffers: deque[RunBuffer] = deque(maxlen=MOST)
         self.direct: tuple[int, tuple[Any, int], tuple[Any, ...]] | None = None  # see `sched.tape.direct`
         self.laid: Laid | None = None
         self._counted = any(counted(o.spec.nbytes) for o in self.recording.outputs if o.fresh)
@@ -169,7 +169,7 @@ class Tape:
     @property
     def direct_bytes(self) -> int:
         """What direct calls compute in."""
-        return 0 if self.direct is None else counted(self.recording.room_bytes)
+        return 0 if self.direct is None else counted(self.recording.buffer_bytes)
 
     def took(self, seconds: float) -> None:
         """Learn from a whole run that took so long."""
@@ -248,10 +248,10 @@ class Tape:
         make: Callable[..., Array] = self.fresh_output if self._counted else np.empty
         fresh = [make(shape, dtype) for shape, dtype in self._fresh]
         kept = []  # what stands in for strided inputs, held while the loop runs
-        room = self._take_room(self._arenas.take)
+        buffer = self._take_buffer(self._arenas.take)
         try:
-            cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words)), room.words_at, room.arena.at]
-            cells.append(room.arena.at + self.arena_bytes)
+            cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words))]
+            cells += buffer.words_at, buffer.arena.at, buffer.arena.at + self.arena_bytes
             for array in (*inputs, *fresh):
                 try:
                     cells.append(_address_of(_byte_of(array)))
@@ -259,84 +259,84 @@ class Tape:
                     kept.append(np.ascontiguousarray(array))
                     cells.append(int(kept[-1].ctypes.data))
             cells += places
-            room.cells[self._cells] = cells
+            buffer.cells[self._cells] = cells
             nodes_at = self._nodes_at
             if old:
                 start = BASES + self._old
-                room.cells[start : start + len(old)] = old
+                buffer.cells[start : start + len(old)] = old
                 nodes_at = address(self._apart[0])
             times = None if tracer is None else LaunchTimes(self.launches)
             times_at = 0 if times is None else times.address
             if before is not None:
-                self._run_with_stops(room, nodes_at, before, times_at)
+                self._run_with_stops(buffer, nodes_at, before, times_at)
             elif crew is None or self.runs_alone:
-                self._loop(nodes_at, room.bases_at, room.span_at, times_at)
+                self._loop(nodes_at, buffer.bases_at, buffer.span_at, times_at)
             else:
-                self._run_with(crew, room, nodes_at, times)
+                self._run_with(crew, buffer, nodes_at, times)
             if tracer is not None and times is not None:
                 times.tell(tracer, tracer.describe(self, self._describe), step)
-            if room.cells[SPAN] < self.launches:
-                raise self.failure(room, room.cells[SPAN], room.cells[WORDS + STATUS], step)
+            if buffer.cells[SPAN] < self.launches:
+                raise self.failure(buffer, buffer.cells[SPAN], buffer.cells[WORDS + STATUS], step)
         finally:
-            self._arenas.give(room.arena)
-            del room.arena
-            self._rooms.append(room)
+            self._arenas.give(buffer.arena)
+            del buffer.arena
+            self._buffers.append(buffer)
         return self._leaving(inputs, fresh) if self.passes_on else fresh
 
-    def lay(self, seed: int, variables: Sequence[Array], crew: Crew) -> tuple[Any, Room, int]:
-        """A room of its own that lacks inputs, outputs and the run's number; where it lies, and its first input's cell.
+    def lay(self, seed: int, variables: Sequence[Array], crew: Crew) -> tuple[Any, RunPlace, int]:
+        """A buffer of its own without inputs, outputs and the run's number; where it lies, and its first input's cell.
 
-        After the inputs follow the fresh outputs. Whoever runs in it keeps the room, the ``variables`` and the crew
+        After the inputs follow the fresh outputs. Whoever runs in it keeps the buffer, the ``variables`` and the crew
         alive.
         """
-        room = self._take_room(self._arenas.part_with)
+        buffer = self._take_buffer(self._arenas.part_with)
         first = BASES + FIRST_SLOT + (self.dynamic - len(variables))
-        head = [0, self.launches, 0, 0, seed, room.words_at, room.words_at]
-        head += [room.arena.at, room.arena.at + self.arena_bytes]
-        room.cells[: len(head)] = head
-        room.cells[first : first + len(variables)] = [address(variable) for variable in variables]
+        head = [0, self.launches, 0, 0, seed, buffer.words_at, buffer.words_at]
+        head += [buffer.arena.at, buffer.arena.at + self.arena_bytes]
+        buffer.cells[: len(head)] = head
+        buffer.cells[first : first + len(variables)] = [address(variable) for variable in variables]
         division, board = None if self.pace is None else self.pace.division, crew.board
         if division is None or board == 0:
-            way = ("alone", self._nodes_at, room.bases_at, room.span_at)
+            way = ("alone", self._nodes_at, buffer.bases_at, buffer.span_at)
         else:
-            share = self._share(room, self._nodes_at, division, crew)
+            share = self._share(buffer, self._nodes_at, division, crew)
             share.time(0)
-            self._lend(room, {cell: loop.address for cell, loop in share.loops.items()})
-            way = ("shared", board, share.address, room.span_at)
-        place = Room(room.span_at, room.words_at, self.launches, (LOOP_PARTS[way[0]].address(), *way[1:]))
-        return room, place, room.bases_at + 8 * FIRST_SLOT
+            self._lend(buffer, {cell: loop.address for cell, loop in share.loops.items()})
+            way = ("shared", board, share.address, buffer.span_at)
+        place = RunPlace(buffer.span_at, buffer.words_at, self.launches, (LOOP_PARTS[way[0]].address(), *way[1:]))
+        return buffer, place, buffer.bases_at + 8 * FIRST_SLOT
 
-    def _take_room(self, take: Callable[[int], LentArena]) -> _Room:
+    def _take_buffer(self, take: Callable[[int], LentArena]) -> RunBuffer:
         try:
-            arena = take(self.recording.room_bytes)
+            arena = take(self.recording.buffer_bytes)
         except ResourceError as error:
             raise ResourceError(f"{self}: its intermediate values: {error}") from error
         try:
-            room = self._rooms.pop()
+            buffer = self._buffers.pop()
         except IndexError:
-            room = _Room(self)
-        room.arena = arena
-        return room
+            buffer = RunBuffer(self)
+        buffer.arena = arena
+        return buffer
 
     def _describe(self) -> dict[str, Any]:
         """What it is, for who traces it."""
         return describe_tape(self._plan, self._region, self._specs, self.recording.launches)
 
     def _run_with_stops(
-        self, room: _Room, nodes_at: int, before: Callable[[RowWrite, Array], None], times_at: int
+        self, buffer: RunBuffer, nodes_at: int, before: Callable[[RowWrite, Array], None], times_at: int
     ) -> None:
         """Run the launches one after another, and stop for what is to be done before each write of rows."""
         for write in self.recording.row_writes:
-            room.cells[SPAN + 1] = write.launch
-            self._loop(nodes_at, room.bases_at, room.span_at, times_at)
-            if room.cells[SPAN] < write.launch:
+            buffer.cells[SPAN + 1] = write.launch
+            self._loop(nodes_at, buffer.bases_at, buffer.span_at, times_at)
+            if buffer.cells[SPAN] < write.launch:
                 return  # it failed, or was stopped
-            at = room.cells[BASES + write.place.slot] + write.place.offset
+            at = buffer.cells[BASES + write.place.slot] + write.place.offset
             before(write, _seen(at, write.groups))
-        room.cells[SPAN + 1] = self.launches
-        self._loop(nodes_at, room.bases_at, room.span_at, times_at)
+        buffer.cells[SPAN + 1] = self.launches
+        self._loop(nodes_at, buffer.bases_at, buffer.span_at, times_at)
 
-    def _run_with(self, crew: Crew, room: _Room, nodes_at: int, traced: LaunchTimes | None = None) -> None:
+    def _run_with(self, crew: Crew, buffer: RunBuffer, nodes_at: int, traced: LaunchTimes | None = None) -> None:
         """Run the launches with a crew's help where that pays, and learn what it costs from the first runs.
 
         When each launch ran is left in ``traced``, if that is given.
@@ -349,45 +349,45 @@ class Tape:
         times = LaunchTimes(self.launches) if timed and traced is None else traced
         times_at = 0 if times is None else times.address
         clocks = time_loops(self._loops) if timed else {}
-        self._lend(room, {loop.cell: clock.address for loop, clock in clocks.items()})
+        self._lend(buffer, {loop.cell: clock.address for loop, clock in clocks.items()})
         division = pace.division
         try:
             if traced is not None:
                 traced.begin()
             board = 0 if division is None or crew.threads != division.threads else crew.board
             if division is None or board == 0:
-                self._loop(nodes_at, room.bases_at, room.span_at, times_at)
+                self._loop(nodes_at, buffer.bases_at, buffer.span_at, times_at)
             else:
-                share = self._share(room, nodes_at, division, crew)
+                share = self._share(buffer, nodes_at, division, crew)
                 if traced is None:
                     share.time(times_at)
                 else:
                     traced.share(share)
                 if not timed:
-                    self._lend(room, {cell: loop.address for cell, loop in share.loops.items()})
-                _loop("shared")(board, share.address, room.span_at, 0)
+                    self._lend(buffer, {cell: loop.address for cell, loop in share.loops.items()})
+                _loop("shared")(board, share.address, buffer.span_at, 0)
             if traced is not None:
                 traced.end()
         finally:  # what is lent does not outlive this
-            self._lend(room, {})
-        if timed and times is not None and room.cells[SPAN] == self.launches:
+            self._lend(buffer, {})
+        if timed and times is not None and buffer.cells[SPAN] == self.launches:
             pace.learn(times.nanoseconds, {loop: clock.nanoseconds() for loop, clock in clocks.items()})
             self.took(time.perf_counter() - began)
         self.is_settled = pace.left <= 0
         self.runs_alone = self.is_settled and pace.division is None
 
-    def _lend(self, room: _Room, addresses: Mapping[int, int]) -> None:
+    def _lend(self, buffer: RunBuffer, addresses: Mapping[int, int]) -> None:
         """Have those at these addresses share, or time, iterations of loops, by their cells; nobody those of others."""
         for outer in self._loops.values():
             for loop in outer.all():
-                room.cells[BASES + loop.cell] = addresses.get(loop.cell, 0)
+                buffer.cells[BASES + loop.cell] = addresses.get(loop.cell, 0)
 
-    def _share(self, room: _Room, nodes_at: int, division: Division, crew: Crew) -> Share:
-        """What a room needs to be divided."""
-        share = room.share
+    def _share(self, buffer: RunBuffer, nodes_at: int, division: Division, crew: Crew) -> Share:
+        """What a buffer needs to be divided."""
+        share = buffer.share
         if share is None or (share.division, share.nodes_at) != (division, nodes_at):
             local = crew.local(self.recording.local_bytes)
-            share = room.share = Share(division, nodes_at, room.words_at, self.row_words, local, crew.board)
+            share = buffer.share = Share(division, nodes_at, buffer.words_at, self.row_words, local, crew.board)
         return share
 
     def fresh_output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -409,11 +409,11 @@ class Tape:
             leaving.append(np.ascontiguousarray(source).reshape(made.spec.concrete))
         return leaving
 
-    def failure(self, room: _Room, reached: int, status: int, number: int) -> FlowrtError:
-        """The error for the run of that ``number`` that stopped at its launch ``reached`` in ``room``; another may be
+    def failure(self, buffer: RunBuffer, reached: int, status: int, number: int) -> FlowrtError:
+        """The error for the run of that ``number`` that stopped at its launch ``reached`` in ``buffer``; another may be
         under way there."""
-        bases = room.cells[BASES:]  # before it is seen whose they are
+        bases = buffer.cells[BASES:]  # before it is seen whose they are
         launch = self.recording.launches[reached]
         if status not in (0, CANCELLED):
-            return failed_at(self._within, launch, status, bases, room.number == number)
+            return failed_at(self._within, launch, status, bases, buffer.number == number)
         return StepCancelled(f"stopped at {self._plan.nodes[launch.node].where()}")

@@ -1,6 +1,6 @@
 """Softmax and the losses made of it for rows of few classes, as many at a time as stay in a core's nearest cache.
 
-A loop over the ten entries of one row would take most of its time to begin and to end. So rows are turned around first:
+A loop over the ten entries of one row would take most of its time to begin and to end. So rows are transposed first:
 a *line* holds one class's entry of every row, and loops go along lines. ``room`` holds lines of entries, and a second
 time of weights; ``found`` four lines of what is known of each row: the largest entry, in one of the first two, which
 take turns; the sum of the exponentials in the other; and what a loss needs beside.
@@ -16,7 +16,7 @@ import numpy as np
 from flowrt.kernels.language.table import jitable
 from flowrt.kernels.tiles.squares import transpose_lines, transpose_rows
 
-SHORT = 32  # entries of rows that are turned around
+SHORT = 32  # entries of rows that are transposed
 KNOWN = 4  # lines of what is known of rows
 
 

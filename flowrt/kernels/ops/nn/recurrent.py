@@ -2,10 +2,10 @@
 
 Law: pure; sizes in, launches out. What does not wait for the step before comes ahead: the weights are packed into
 column panels once for all, the inputs of all steps are multiplied. Then threads share either the batch, each going
-through all steps for some of its rows, or the units, step by step: in a loop inside the launch, whose turns all share.
-In a turn each reads only its part of the weights, which stays in its cache, and they meet once. So a turn backwards
-begins with the product that ends the step after it; the first and the last turn, with half of that, are launches of
-their own. Either way is the same code, told by words, and computes the same bits (`recurrent_steps`).
+through all steps for some of its rows, or the units, step by step: in a loop inside the launch, whose iterations all
+share. In an iteration each reads only its part of the weights, which stays in its cache, and they meet once. So an
+iteration backwards begins with the product that ends the step after it; the first and the last one, with half of that,
+are launches of their own. Either way is the same code, told by words, and computes the same bits (`recurrent_steps`).
 """
 
 from __future__ import annotations
