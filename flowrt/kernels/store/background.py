@@ -13,7 +13,6 @@ import logging
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -21,15 +20,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
-from flowrt.base.package import search_path
 from flowrt.base.valueclass import valueclass
+from flowrt.kernels.store.children import disown, end, start
 from flowrt.kernels.store.folder import cache_folder
 from flowrt.usable import usable_cores
-
-if TYPE_CHECKING:
-    import io
 
 LOOKED_EVERY = 0.02  # seconds between two looks at the pipe
 MAX_STARTS = 4  # of helpers that died at their work
@@ -174,14 +169,7 @@ def _started() -> subprocess.Popen[bytes]:
     if _state.helper is not None and _state.helper.poll() is not None:  # it had had nothing to do
         _bury()
     if _state.helper is None:
-        _state.helper = subprocess.Popen(
-            [sys.executable, "-m", "flowrt.kernels.compiler"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": search_path()},
-            start_new_session=True,  # an interrupt of the terminal is for this process
-        )
+        _state.helper = start("flowrt.kernels.compiler", stdout=subprocess.PIPE)
     return _state.helper
 
 
@@ -245,23 +233,6 @@ def _forget() -> None:
     helper, _state = _state.helper, _State()
     if helper is not None:
         disown(helper)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a child of this process, whatever it does."""
-    for pipe in filter(None, (process.stdin, process.stdout)):
-        with suppress(OSError):
-            pipe.close()
-    process.kill()
-    process.wait()
-
-
-def disown(process: subprocess.Popen[bytes]) -> None:
-    """In a forked child: have no part in a child of the parent's, nor write what the parent has yet to write to it."""
-    for pipe in filter(None, (process.stdin, process.stdout)):
-        with suppress(OSError):
-            cast("io.BufferedReader | io.BufferedWriter", pipe).raw.close()
-    process.returncode = 0  # there is nothing to wait for
 
 
 atexit.register(close)

@@ -11,13 +11,11 @@ import fcntl
 import logging
 import os
 import subprocess
-import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
-from flowrt.base.package import search_path
-from flowrt.kernels.store.background import disown, end
 from flowrt.kernels.store.bundle import bundle_path
+from flowrt.kernels.store.children import disown, end, start
 from flowrt.kernels.store.folder import cache_folder
 from flowrt.kernels.store.objects import bundle
 
@@ -57,14 +55,8 @@ def _start(folder: Path) -> None:
     if _is_being_built(bundle_path(folder)):
         return
     try:
-        builder = subprocess.Popen(
-            [sys.executable, "-m", "flowrt.standard", "build", "--background"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": search_path(), "FLOWRT_CACHE": str(folder)},
-            start_new_session=True,  # an interrupt of the terminal is for this process
-        )
+        command = "flowrt.standard", "build", "--background"
+        builder = start(*command, stdout=subprocess.DEVNULL, FLOWRT_CACHE=str(folder))
     except OSError as error:
         _log.debug("no builder: %s", error)
         return
