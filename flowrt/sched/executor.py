@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from itertools import takewhile
@@ -26,6 +25,7 @@ from flowrt.kernels.store.locking import while_wanted
 from flowrt.sched.alone import find_alone, find_visit
 from flowrt.sched.demand import find_demands
 from flowrt.sched.footprint import Footprint, predict_peak, survey
+from flowrt.sched.host.latest import Latest
 from flowrt.sched.host.memory import amount
 from flowrt.sched.host.shielded import EndedAnyway
 from flowrt.sched.host.tracer import now
@@ -80,7 +80,7 @@ class Executor:
         self.wiring = connect(plan, self.units)
         self.demands = find_demands(plan, self.units, self.wiring.topology)
         self.sizes: dict[int, int] = {}  # by unit that may be put off: the bytes that it made last
-        self._admitted: OrderedDict[tuple[tuple[int, ...], ...], None] = OrderedDict()  # shapes fed that fit
+        self._admitted: Latest[tuple[tuple[int, ...], ...], None] = Latest(ADMITTED)  # shapes fed that fit
         self.alone = alone = find_alone(plan, self.units)
         self._places = () if alone is None else alone.places
         self._straight = alone is not None and alone.unit.inputs == alone.given
@@ -109,8 +109,6 @@ class Executor:
             if not self.memory.room_for(need + self.tapes.idle_bytes):
                 raise ResourceError(self._why_too_large(feeds, need))
         self._admitted[shapes] = None
-        if len(self._admitted) > ADMITTED:
-            self._admitted.popitem(last=False)
 
     def _why_too_large(self, feeds: Sequence[Array], need: int) -> str:
         found = survey(self.plan, self.units, [spec_of(array) for array in feeds], record=self.tapes.record)

@@ -5,7 +5,6 @@ Law: the region's variables are held by whoever runs it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from weakref import ref
 
 from flowrt.base.spec import Spec
 from flowrt.kernels.launch import STEP
+from flowrt.sched.host.latest import Latest
 from flowrt.sched.host.tracer import now
 from flowrt.sched.loops.pieces import find_pieces
 from flowrt.sched.piecewise import Piecewise
@@ -45,7 +45,7 @@ class RegionRunner:
     def __init__(self, plan: Plan, unit: Unit, region: Region, host: Host, tapes: Tapes, runners: Runners) -> None:
         self._plan, self._unit, self._region, self._host = plan, unit, region, host
         self._tapes, self._runners = tapes, runners
-        self._pieces: OrderedDict[tuple[tuple[int, ...], ...], Sequence[Piece]] = OrderedDict()
+        self._pieces: Latest[tuple[tuple[int, ...], ...], Sequence[Piece]] = Latest(KNOWN)
 
     def known(self, inputs: Sequence[Array]) -> Tape | None:
         """The tape for inputs like these, if it was made before: compiles nothing."""
@@ -137,8 +137,6 @@ class RegionRunner:
         if pieces is None:
             specs = [Spec(array.dtype, array.shape) for array in inputs]
             pieces = self._pieces[shapes] = find_pieces(self._plan, self._region, specs)
-            if len(self._pieces) > KNOWN:
-                self._pieces.popitem(last=False)
         return self._piecewise.run(self._region, pieces, inputs, words)
 
     def _run_singly(self, region: Region, inputs: Sequence[Array], words: Array) -> list[Array]:

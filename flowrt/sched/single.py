@@ -8,9 +8,10 @@ same share what they prepared.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes, writes_rows
 from flowrt.kernels.launch import STATUS, Prepared, check, prepare
 from flowrt.kernels.store.background import are_ready, submit
+from flowrt.sched.host.latest import Latest
 from flowrt.sched.loops.nesting import whole
 from flowrt.sched.loops.pieces import fed_to, find_pieces, role_of
 from flowrt.sched.loops.structured import PARTING, STACKING, STRUCTURED, StackedRows, interpret
@@ -65,7 +67,7 @@ class PreparedNode:
         self.fastest = min(self.fastest, seconds)
 
 
-Known: TypeAlias = "OrderedDict[Any, PreparedNode]"
+Known: TypeAlias = "Latest[Any, PreparedNode]"
 
 
 class NodeRunner:
@@ -80,7 +82,7 @@ class NodeRunner:
         self._alias = is_alias(node.op)
         self._constant = (node.attrs["value"],) if node.op == "constant" else None
         self._by_value = tuple(size_operands(node))
-        self._known: Known = OrderedDict() if known is None else known
+        self._known: Known = Latest(PREPARED_PER_NODE) if known is None else known
 
     def __call__(self, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
         """The outputs, by what is ready for inputs like these."""
@@ -118,8 +120,6 @@ class NodeRunner:
         found = self.known(inputs)
         if found is None:
             found = self._known[self._key(inputs)] = self._make(inputs)
-            if len(self._known) > PREPARED_PER_NODE:
-                self._known.popitem(last=False)
         return found
 
     def _make(self, inputs: Sequence[Array]) -> PreparedNode:
@@ -154,7 +154,7 @@ class StructuredRunner(GuessingRunner):
         bodies = [PlanWithin(value, node, around) for value in node.attrs.values() if isinstance(value, Plan)]
         self._bodies = {id(body.plan): BodyRunner(body, memory, node.device, tapes) for body in bodies}
         self._in_pieces = tapes
-        self._pieces: OrderedDict[Any, Sequence[Piece] | None] = OrderedDict()  # None where a body came once
+        self._pieces: Latest[Any, Sequence[Piece] | None] = Latest(PREPARED_PER_NODE)  # None where a body came once
 
     def __call__(self, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
         """The outputs for C-contiguous ``inputs``; raises as `NodeRunner` does."""
@@ -175,8 +175,6 @@ class StructuredRunner(GuessingRunner):
         key, came = (id(body), shapes), self._pieces
         if not self._in_pieces or key not in came:
             came[key] = None
-            if len(came) > PREPARED_PER_NODE:
-                came.popitem(last=False)
             return None
         pieces = came.get(key)
         if pieces is None:
@@ -192,12 +190,9 @@ class BodyRunner:
     def __init__(self, body: PlanWithin, memory: Memory, device: str, tapes: bool) -> None:
         self._plan, self._starts, self._whole = body.plan, body.plan.value_starts(), whole(body.plan, device)
         self._piecewise = Piecewise(body.plan, memory, _run_tape, self._run_singly, around=body)
-        known: dict[Any, Known] = {}
+        known: defaultdict[Any, Known] = defaultdict(partial(Latest, PREPARED_PER_NODE))
         specs = body.plan.value_specs()
-        self._runners = [
-            runner_for(node, memory, known.setdefault(role_of(node, specs), OrderedDict()), body, tapes)
-            for node in body.plan.nodes
-        ]
+        self._runners = [runner_for(node, memory, known[role_of(node, specs)], body, tapes) for node in body.plan.nodes]
 
     def __call__(self, pieces: Sequence[Piece] | None, inputs: Sequence[Array], run: Array) -> list[Array]:
         """What the body answers for C-contiguous ``inputs``; node by node where there are no ``pieces``."""
@@ -358,14 +353,14 @@ class Runners(dict[int, NodeRunner | GuessingRunner]):
     def __init__(self, plan: Plan, host: Host, *, tapes: bool = True) -> None:
         self._body, self._nodes, self._host, self._tapes = PlanWithin(plan), plan.nodes, host, tapes
         self._specs = plan.value_specs()
-        self._known: dict[Any, Known] = {}
+        self._known: defaultdict[Any, Known] = defaultdict(partial(Latest, PREPARED_PER_NODE))
 
     def __missing__(self, position: int) -> NodeRunner | GuessingRunner:
         node = self._nodes[position]
         if node.op == READ or writes(node.op):
             return self.setdefault(position, VariableRunner(node, self._host))
         structured = node.op in STACKING or node.op in STRUCTURED or node.op in PARTING
-        known = None if structured else self._known.setdefault(role_of(node, self._specs), OrderedDict())
+        known = None if structured else self._known[role_of(node, self._specs)]
         return self.setdefault(position, runner_for(node, self._host.memory, known, self._body, self._tapes))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -72,6 +71,7 @@ from flowrt.net.wire.messages import (
     to_hello,
 )
 from flowrt.net.wire.steps import Start
+from flowrt.sched.host.latest import Latest
 from flowrt.sched.host.rendezvous import Array, Dead, Pushed, StepKey
 from flowrt.sched.runs.iterations import Iterations
 
@@ -100,7 +100,8 @@ class NetworkNode:
         self._tls = tls
         self._reigns: dict[str, Reign] = {}  # by epoch
         self._known: dict[str, tuple[str, int]] = {}  # where masters said last that tasks are
-        self._over: OrderedDict[str, float] = OrderedDict()  # incarnations of epochs that ended, `inf` for another's
+        # incarnations of epochs that ended, `inf` for another's
+        self._over: Latest[str, float] = Latest(REMEMBERED_EPOCHS)
         self._local = Local(host.memory)
         self._store = LinkStore(
             host.rendezvous,
@@ -380,8 +381,6 @@ class NetworkNode:
             self._kept[epoch] = [*reign.plans.values()]
             reign.plans.clear()
             self._over[epoch] = max(reign.drive.incarnation, self._over.get(epoch, -1))
-            while len(self._over) > REMEMBERED_EPOCHS:
-                self._over.popitem(last=False)
             if self.host.iterations is not None:
                 self.host.iterations.ended(epoch)
         self._forget_kept()

@@ -8,9 +8,10 @@ that every tensor is better asked for by itself.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from flowrt.sched.devices.holding import Holding
 from flowrt.sched.devices.looping import Bodies, BodyUnit
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.replaying import WholeRegions, has_bodies, may_size
+from flowrt.sched.host.latest import Latest
 from flowrt.sched.regions.lives import BRING, infer, inferred_whole, known_array
 from flowrt.sched.regions.regions import (
     CONSTANT,
@@ -64,7 +66,9 @@ class Issuer:
         self._holding = Holding(plan, arena, variables)
         self._regions = WholeRegions(plan, arena, self._holding)
         self._starts = plan.value_starts()
-        self._kernels: dict[int, OrderedDict[Any, tuple[Kernel, Sequence[Spec]]]] = {}
+        self._kernels: defaultdict[int, Latest[Any, tuple[Kernel, Sequence[Spec]]]] = defaultdict(
+            partial(Latest, PREPARED_PER_NODE)
+        )
         self._sizes: dict[int, Sequence[int]] = {}
         self._constants: dict[int, DeviceArray] = {}
         self._last: dict[tuple[int, ...], dict[int, list[int]]] = {}
@@ -170,12 +174,10 @@ class Issuer:
         self, position: int, key: Any, op: str, inputs: Sequence[Spec], outputs: Callable[[], Sequence[Spec]]
     ) -> tuple[Kernel, Sequence[Spec]]:
         """The kernel of a node for inputs of one ``key``, and what it makes of them."""
-        known = self._kernels.setdefault(position, OrderedDict())
+        known = self._kernels[position]
         if key not in known:
             node, made = self._plan.nodes[position], outputs()
             known[key] = prepared(self._arena.driver, node, op, inputs, made, node.attrs), made
-            if len(known) > PREPARED_PER_NODE:
-                known.popitem(last=False)
         return known[key]
 
     def _launch(self, kernel: Kernel, node: PlanNode, operands: Sequence[DeviceArray], run: _UnitRun) -> None:

@@ -9,7 +9,7 @@ nobody else looks at any of these. What is recorded is idle memory between runs,
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +26,7 @@ from flowrt.sched.devices.blame import Naming, finish, prepared
 from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.staging import Copying, Staging, stage
+from flowrt.sched.host.latest import Latest
 from flowrt.sched.regions.lives import DataDependent
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class WholeRegions:
     def __init__(self, plan: Plan, arena: Arena, holding: Holding) -> None:
         self._plan, self._arena, self._holding = plan, arena, holding
         self._specs = plan.value_specs()
-        self._known: dict[Region, OrderedDict[Any, _Known | None]] = {}
+        self._known: defaultdict[Region, Latest[Any, _Known | None]] = defaultdict(partial(Latest, LAID_OUT))
         self._copies: dict[int, Kernel] = {}
         self._part = getattr(arena.driver, "part", None)
         self._record = getattr(arena.driver, "record", None)
@@ -137,7 +138,7 @@ class WholeRegions:
     # ── layouts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _find(self, region: Region, inputs: Sequence[Value]) -> _Known | None:
-        sizes, layouts = region.shape_inputs, self._known.setdefault(region, OrderedDict())
+        sizes, layouts = region.shape_inputs, self._known[region]
         key: Any = tuple([(type(array), array.dtype, array.shape) for array in inputs])
         if sizes:
             deciding = zip(region.inputs, inputs, strict=True)
@@ -150,8 +151,6 @@ class WholeRegions:
             for value, array in zip(region.inputs, inputs, strict=True)
         ]
         known = layouts[key] = self._lay(region, specs)
-        if len(layouts) > LAID_OUT:
-            layouts.popitem(last=False)
         return known
 
     def _planned(self, value: int, array: Value) -> Spec:

@@ -10,7 +10,7 @@ and drains the table for edges whose other end is elsewhere.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ import numpy as np
 
 from flowrt.base.errors import FlowrtError, ResourceError, StepCancelled
 from flowrt.base.valueclass import valueclass
+from flowrt.sched.host.latest import Latest
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
@@ -193,8 +194,8 @@ class Rendezvous:
 
     def __init__(self) -> None:
         self._steps: dict[StepKey, _Step] = {}
-        self._closed: OrderedDict[StepKey, FlowrtError | None] = OrderedDict()
-        self._early: OrderedDict[StepKey, int] = OrderedDict()  # how many values came before the step
+        self._closed: Latest[StepKey, FlowrtError | None] = Latest(REMEMBERED_STEPS)
+        self._early: dict[StepKey, int] = {}  # how many values came before the step
         self._early_values = 0
 
     @property
@@ -321,8 +322,6 @@ class Rendezvous:
         step = self._steps.pop(key, None)
         self._forget_early(key)
         self._closed.setdefault(key, why)
-        while len(self._closed) > REMEMBERED_STEPS:
-            self._closed.popitem(last=False)
         if step is None:
             return
         waiting = [taken for _, taken in step.values.values() if taken is not None]

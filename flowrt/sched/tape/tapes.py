@@ -5,7 +5,7 @@ Law: what a tape computes is none of its business (`tape`), nor is what it is ma
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +14,7 @@ import numpy as np
 from flowrt.base.collection import held_back
 from flowrt.base.spec import Spec, Value, spec_of, value_known
 from flowrt.kernels.store.background import are_ready, submit
+from flowrt.sched.host.latest import Latest
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.regions.lives import DataDependent
 from flowrt.sched.tape.arenas import Arenas
@@ -52,16 +53,16 @@ class Tapes:
     ) -> None:
         self._memory = memory or Memory()
         self._plan, self._around = plan, around
-        self._bound = max(KEPT, KEPT_EACH * regions) if bound is None else bound
-        self._recordings = max(RECORDED, regions)
+        bound = max(KEPT, KEPT_EACH * regions) if bound is None else bound
         self._untrimmed = 0  # tapes made since idle memory was last looked at
         self._specs = plan.value_specs()
-        self._tapes: OrderedDict[Any, Tape | None] = OrderedDict()
+        self._tapes: Latest[Any, Tape | None] = Latest(bound)
         self._made_of: Counter[Region] = Counter()
-        self._met: OrderedDict[Any, None] = OrderedDict()  # what `again` was asked for
+        # What `again` was asked for; the other tapes are of regions that do not vary, and of those laid out.
+        self._met: Latest[Any, None] = Latest(bound // 2)
         self._arenas: dict[Region, Arenas] = {}
         self._decisive: dict[Region, tuple[int, ...]] = {}
-        self._recorded: OrderedDict[Any, Recording] = OrderedDict()
+        self._recorded: Latest[Any, Recording] = Latest(max(RECORDED, regions))
         self._memory.enlist(self)  # last: from now on other threads ask what is idle here
 
     def record(self, region: Region, inputs: Sequence[Spec]) -> Recording:
@@ -82,8 +83,6 @@ class Tapes:
         if found is None or (found.orders and are_ready(found.orders)):
             found = record(self._plan, region, specs)
         self._recorded[key] = found
-        if len(self._recorded) > self._recordings:
-            self._recorded.popitem(last=False)
         return found
 
     def made(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
@@ -119,8 +118,6 @@ class Tapes:
                 return tape
         tape = self._tapes[key] = self._make(region, inputs)
         self._made_of[region] += 1
-        if len(self._tapes) > self._bound:
-            self._tapes.popitem(last=False)
         self._trim()
         return tape
 
@@ -138,8 +135,6 @@ class Tapes:
             self._met.pop(key, None)
             return self.get(region, inputs)
         self._met[key] = None
-        if len(self._met) > self._bound // 2:  # the others are of regions that do not vary, and of those laid out
-            self._met.popitem(last=False)
         return None
 
     def _trim(self) -> None:
