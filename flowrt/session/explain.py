@@ -6,7 +6,7 @@ Law: first plain data, by asking the same functions that will run the step; then
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 20
 FEW = 4  # nodes that are named in one row
+FREQUENT = 5  # ops that are counted in one row
 
 Way: TypeAlias = "Callable[[str, str], str]"
 
@@ -239,7 +240,7 @@ def _issued(plan: Plan, units: Sequence[Unit]) -> Iterator[str]:
     for unit in units:
         nodes = [plan.nodes[n] for n in unit.nodes]
         if unit.action is Action.ISSUE:
-            ops = ", ".join(f"{op} x{count}" for op, count in Counter(node.op for node in nodes).most_common(5))
+            ops = _counted((node.op for node in nodes), FREQUENT)
             yield f"{len(nodes)} nodes issued on {nodes[0].device} ({ops}), {len(unit.inputs)} inputs"
     for node in plan.nodes:
         if node.op == BRING:
@@ -259,7 +260,7 @@ def _footprint(
 def _why(node: PlanNode) -> str:
     """Why a node is in no tape."""
     if node.op in STRUCTURED:
-        return "how often it turns, or what it changes, is known only when it runs"
+        return "how often it iterates, or what it changes, is known only when it runs"
     if node.op in ("switch", "merge", "enter", "exit", "next_iteration", "loop_cond"):
         return "what runs after it depends on a value"
     if node.attrs.get("lead"):
@@ -268,8 +269,13 @@ def _why(node: PlanNode) -> str:
 
 
 def _fusion(node: PlanNode) -> str:
-    members = Counter(parts_of(node.op, node.attrs))
-    return f"{node.where()}: {', '.join(f'{op} x{count}' for op, count in members.items())}"
+    return f"{node.where()}: {_counted(parts_of(node.op, node.attrs))}"
+
+
+def _counted(ops: Iterable[str], most: int | None = None) -> str:
+    """How often each op is among ``ops``: of the ``most`` frequent, if not of all in their order."""
+    count = Counter(ops)
+    return ", ".join(f"{op} x{times}" for op, times in (count.items() if most is None else count.most_common(most)))
 
 
 def _loops(plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec]) -> Iterator[str]:
@@ -292,7 +298,7 @@ def _framed(plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec]) -> str:
     """What an iteration that the machine goes through comes to."""
     tapes = [_tape(plan, unit.region, feeds) for unit in units if unit.region is not None]
     alone = [plan.nodes[unit.nodes[0]] for unit in units if unit.region is None]
-    ops = ", ".join(f"{op} x{count}" for op, count in Counter(node.op for node in alone).items())
+    ops = _counted(node.op for node in alone)
     waiting = [node for node in alone if action_of(node) is Action.EFFECT]
     effects = f", among them {_named(waiting)}" if waiting else ""
     broken = f"broken by {len(alone)} nodes that the machine runs ({ops}){effects}"
@@ -349,11 +355,10 @@ def _seconds(seconds: float) -> str:
 
 
 def _tape(plan: Plan, region: Region, feeds: Sequence[Spec]) -> TapeReport:
-    ops = Counter(plan.nodes[n].op for n in region.nodes).most_common(5)
     made = _recorded(plan, region, feeds)
     memory = made if isinstance(made, str) else _memory(made)
     seconds = None if isinstance(made, str) else made.predicted_seconds
-    kinds = ", ".join(f"{op} x{count}" for op, count in ops)
+    kinds = _counted((plan.nodes[n].op for n in region.nodes), FREQUENT)
     return TapeReport(len(region.nodes), region.device, kinds, len(region.inputs), memory, seconds)
 
 
