@@ -318,35 +318,12 @@ class _Recorder:
         self.pending = made
 
     def recording(self) -> Recording:
+        """What was recorded. Where everything lies is known once small launches are gathered."""
         self.gather()
-        offsets, total = lay_out([(s.spec.nbytes, s.first, s.last) for s in self.arena])
-        for storage, offset in zip(self.arena, offsets, strict=True):
-            storage.offset = offset
-        first = FIRST_SLOT + len(self.lives.region.inputs) + sum(output.fresh for output in self.outputs)
-        first += len(self.memory) + len(self.lives.constants)
-        for number, storage in enumerate(self.private, first):
-            storage.slot = number
-        told = {id(p.storages): p.storages for p in self.pending}  # members of one group have theirs in common
-        operands = {key: tuple([Operand(s.slot, s.offset) for s in told[key]]) for key in told}
-        first_of = {node: n for n, p in reversed([*enumerate(self.pending)]) for node in (p.node, *p.also)}
-        row_writes = [
-            RowWrite(first_of[node], names, Operand(groups.slot, groups.offset), spec)
-            for node, names, groups, spec in self.row_writes
-        ]
+        total = self._place()
         worth = [order for order, saved in self.wishes.items() if saved >= WORTH_BYTES]
         return Recording(
-            launches=tuple(
-                Launch(
-                    p.step,
-                    operands[id(p.storages)],
-                    p.node,
-                    p.sizes,
-                    p.control,
-                    p.seconds,
-                    p.also,
-                )
-                for p in self.pending
-            ),
+            launches=self._launches(),
             outputs=tuple(self.outputs),
             variables=tuple(self.memory),
             variable_specs=tuple(self.lives.held[name] for name in self.memory),
@@ -357,9 +334,38 @@ class _Recorder:
             value_bytes=self.value_bytes,
             predicted_seconds=self.cost.seconds,
             longest_seconds=self.longest,
-            row_writes=tuple(sorted(row_writes, key=lambda write: write.launch)),
+            row_writes=self._row_writes(),
             orders=tuple(dict.fromkeys([*self.orders, *worth])),
         )
+
+    def _place(self) -> int:
+        """Give places in the arena their offsets, and what launches keep for themselves its slots; answers the bytes
+        of the arena."""
+        offsets, total = lay_out([(s.spec.nbytes, s.first, s.last) for s in self.arena])
+        for storage, offset in zip(self.arena, offsets, strict=True):
+            storage.offset = offset
+        first = FIRST_SLOT + len(self.lives.region.inputs) + sum(output.fresh for output in self.outputs)
+        first += len(self.memory) + len(self.lives.constants)
+        for number, storage in enumerate(self.private, first):
+            storage.slot = number
+        return total
+
+    def _launches(self) -> tuple[Launch, ...]:
+        told = {id(p.storages): p.storages for p in self.pending}  # members of one group have theirs in common
+        operands = {key: tuple([Operand(s.slot, s.offset) for s in told[key]]) for key in told}
+        return tuple(
+            Launch(p.step, operands[id(p.storages)], p.node, p.sizes, p.control, p.seconds, p.also)
+            for p in self.pending
+        )
+
+    def _row_writes(self) -> tuple[RowWrite, ...]:
+        """The writes of rows, in the order of the launches that begin them."""
+        first_of = {node: n for n, p in reversed([*enumerate(self.pending)]) for node in (p.node, *p.also)}
+        found = [
+            RowWrite(first_of[node], names, Operand(groups.slot, groups.offset), spec)
+            for node, names, groups, spec in self.row_writes
+        ]
+        return tuple(sorted(found, key=lambda write: write.launch))
 
 
 def _as_one(members: Sequence[_Pending]) -> _Pending:
