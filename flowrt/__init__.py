@@ -23,6 +23,7 @@ if _sys.platform == "win32":
     raise ImportError("flowrt runs on Linux and macOS; on Windows, use it inside WSL")
 
 from flowrt.base.collection import passed_over as _passed_over
+from flowrt.base.package import VERSION as _VERSION
 
 with _passed_over():  # modules hold much and drop nothing: the collector would take a tenth of the time
     import flowrt.serialize  # noqa: F401  (graphs as bytes)
@@ -118,7 +119,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-__version__ = "0.1.0"
+__version__ = _VERSION
 
 __all__ = [
     *__all__,

@@ -91,6 +91,7 @@ MAY_IMPORT = {
     "ledger": [*FLOOR, "checkpoints/folders", "files", "sched", "ledger"],
     "sched": [*FLOOR, "op", "usable", "delays", "data", "kernels", "checkpoints", "sched"],
     "net": [*FLOOR, "sched", "net"],
+    "tracing": [*FLOOR, "finishing", "misuse", "sched", "tracing"],
 }
 HEAD = {"ledger/__main__"}  # a command line belongs to the head, wherever Python wants it to lie
 # each may import, when it is loaded, those before it; a place in a place is the nearer one

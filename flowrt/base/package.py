@@ -1,4 +1,4 @@
-"""Where this package lies, and how processes that this one starts find it."""
+"""Which version this package is, where it lies, and how processes that this one starts find it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+VERSION = "0.1.0"
 PACKAGE = Path(sys.modules[__name__.partition(".")[0]].__file__ or "").absolute().parent
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-import flowrt
 from flowrt.base.errors import (
     BrokenStream,
     ClosedError,
@@ -31,6 +30,7 @@ from flowrt.base.errors import (
     StepTimeout,
     WouldBlock,
 )
+from flowrt.base.package import VERSION
 from flowrt.sched.host.lanes import Lanes
 from flowrt.serving import metrics, protocol
 
@@ -106,7 +106,7 @@ class Face:
     # What is asked
 
     async def _server(self, request: web.Request) -> web.StreamResponse:
-        about = {"name": "flowrt", "version": flowrt.__version__, "extensions": protocol.EXTENSIONS}
+        about = {"name": "flowrt", "version": VERSION, "extensions": protocol.EXTENSIONS}
         return web.json_response(about)
 
     async def _live(self, request: web.Request) -> web.StreamResponse:

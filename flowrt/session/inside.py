@@ -22,8 +22,6 @@ class Inside(Protocol):
     options: Options
     checkpoints: Any
     rests: Rests
-    _traced: Any
-    _closed: bool
     _numbers: Numbers
     _placement: Rules | None
     _iterating: dict[Any, Callable[[], Coroutine[Any, Any, None]]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrt.base.errors import FlowrtError, GraphError
 from flowrt.sched.drivers.inquiries import TellTrace
@@ -19,15 +19,33 @@ from flowrt.tracing.clocks import Alignment, ClockSample, clock_sample
 from flowrt.tracing.timeline import ProcessNotes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from flowrt.base.device import Device
     from flowrt.sched.host.tracer import Tracer
-    from flowrt.session.runners import Runner
 
 CHUNK = 1 << 14  # slices that a node hands over at once
 PERIOD = 0.25  # seconds between two times that all are asked
 CLIENT_NAME = "client"
 PATIENCE = 5.0  # seconds that a node may take to answer; then what it has is left
+
+
+class TracedRunner(Protocol):
+    """What runs the steps that are traced: see `session.runners.Runner`."""
+
+    @property
+    def client(self) -> str | None: ...
+
+    @property
+    def devices(self) -> Sequence[Device]: ...
+
+    def why_lost(self, task: str) -> FlowrtError: ...
+
+    def trace(self, tracer: Tracer | None) -> None: ...
+
+    async def command(self, task: str, message: Any) -> Any: ...
+
+
 QUESTIONS = 8  # about the time, to each node, at the begin and at the end
 
 
@@ -63,7 +81,7 @@ def slices_of(note: Any) -> int:
 class Collecting:
     """What the nodes of ``runner`` note, up to ``most`` slices of all together."""
 
-    def __init__(self, runner: Runner, most: int) -> None:
+    def __init__(self, runner: TracedRunner, most: int) -> None:
         self._runner, self._left = runner, most
         self.own = Collected(CLIENT_NAME if runner.client is not None else runner.devices[0].host)
         self._number = secrets.randbits(62)

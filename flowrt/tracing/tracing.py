@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from flowrt.base.errors import GraphError, from_site, not_written, path_of, user_site
 from flowrt.base.tracebacks import brief
@@ -24,11 +24,22 @@ from flowrt.tracing.collecting import CLIENT_NAME, PERIOD, Collecting
 from flowrt.tracing.timeline import events
 
 if TYPE_CHECKING:
-    from flowrt.session.inside import Inside
+    from flowrt.sched.tape.direct import Numbers
     from flowrt.tracing.clocks import Alignment
+    from flowrt.tracing.collecting import TracedRunner
     from flowrt.tracing.timeline import ProcessNotes
 
 _log = logging.getLogger(__name__)
+
+
+class TracedSession(Protocol):
+    """What a session is to the block in which it is traced."""
+
+    _traced: Any
+    _closed: bool
+    _numbers: Numbers
+
+    def _open_here(self) -> TracedRunner: ...
 
 
 class Tracing(AsyncOnly):
@@ -36,7 +47,7 @@ class Tracing(AsyncOnly):
 
     WHAT = "session.tracing(...)"
 
-    def __init__(self, session: Inside, path: str | os.PathLike[str], most: int) -> None:
+    def __init__(self, session: TracedSession, path: str | os.PathLike[str], most: int) -> None:
         self._site = user_site()
         self._session, self.path, self._most = session, path_of(path, "the file of a trace"), most
         self._group = asyncio.TaskGroup()
