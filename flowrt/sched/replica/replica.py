@@ -367,16 +367,18 @@ class Replica:
         """Post the update, each server's parts to it."""
         role = self.role
         told, made = tuple(map(_plain, fetches[: role.told])), fetches[role.told :]
+        try:
+            parcels = [self._parcel(made, server) for server in range(len(role.servers))]
+        except Exception as error:
+            self._fail(version, error)
+            return
         self._done, ready = version, self._announce(self._used)
         self._feedback.post(version)
         times = self.watch.post(at_once=self.task is None)
         wants = self._nothing if self._asking is None else self._asking.with_update()
         posted: list[Update] = []
-        for places, checks, wanted in zip(role.parts, role.finite, wants, strict=True):
-            finite = all(map(made.__getitem__, checks))
-            parts = [made[place] for place in places] if finite else []
-            square = self._square(parts, len(posted)) if role.measured else nan
-            run, replica, parcel = role.run, role.replica, bundled(parts)
+        for (finite, square, parcel), wanted in zip(parcels, wants, strict=True):
+            run, replica = role.run, role.replica
             posted.append(
                 make_update(run, version, replica, ready, parcel, told, wanted, times, finite, samples, square)
             )
@@ -386,6 +388,13 @@ class Replica:
             self.way.post(role.servers[server], update)
             if self._at[server] > version:  # told meanwhile
                 self._see(server, self._at[server], waits=False)
+
+    def _parcel(self, made: Sequence[Array], server: int) -> tuple[bool, float, tuple[Any, ...]]:
+        """Whether a server's parts are finite, the sum of their squares, if measured, and what it is sent of them."""
+        role = self.role
+        finite = all(map(made.__getitem__, role.finite[server]))
+        parts = [made[place] for place in role.parts[server]] if finite else []
+        return finite, self._square(parts, server) if role.measured else nan, bundled(parts)
 
     def _square(self, parts: Sequence[Array], server: int) -> float:
         """The sum of the squares of what a server makes of parts."""

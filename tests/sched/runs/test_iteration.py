@@ -15,6 +15,8 @@ from flowrt.base.errors import NodeLost, RemoteError
 from flowrt.delays import parse
 from flowrt.sched.drivers.inquiries import Lacking, Look, Settle
 from flowrt.sched.drivers.messages import ApplyOrder, Ended, Failed, Held, Lost, NewVersion, Report, Stop, Update
+from flowrt.sched.drivers.way import bundled
+from flowrt.sched.replica import replica as replica_module
 from flowrt.sched.replica.replica import Replica
 from flowrt.sched.runs import iterations as iterations_module
 from flowrt.sched.runs.iterations import Iterations, left_from_data
@@ -786,3 +788,23 @@ async def test_what_fails_in_a_replica_that_is_delayed_ends_its_run(monkeypatch:
         while not isinstance(message := await posted.get(), Ended):
             pass
         assert "no way on" in message.text
+
+
+async def test_an_update_that_there_is_no_memory_to_post_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [MemoryError("none is left")]
+
+    def scarce(parts: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return bundled(parts)
+
+    monkeypatch.setattr(replica_module, "bundled", scarce)
+    async with world(2, take=1) as made:
+        made.allow(1)
+        for replica in range(2):
+            made.settle()
+            made.give(replica, 1, 2)
+        made.settle()
+        assert made.ended() is None
+        assert made.reports()[0].errors == ((0, "ResourceError", "out of memory: none is left"),)
+        assert outcomes(made, 0) == {0: (1, Outcome.LOST), 1: (1, Outcome.KEPT)}
