@@ -141,17 +141,18 @@ def test_a_client_of_a_detached_run_may_be_killed_at_any_byte_and_the_next_one_w
             assert (again.violations, states(again), len(again.versions)) == ((), states(expected), 3)
 
 
-def test_versions_of_which_nothing_is_known_cost_what_may_have_been_used_in_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_versions_of_which_nothing_is_known_cost_what_may_have_been_used_in_them(tmp_path: Path, version: int) -> None:
     killed = LedgerWriter(tmp_path / "some.ledger", setup())
     killed.begin(1, 0)
     killed.hand(0, 1, [0, 1])
     killed.made(report(0, (0, 1, KEPT)))
     killed.close()
     again = LedgerWriter(tmp_path / "some.ledger", setup())
-    again.begin(2, 3)
+    again.begin(2, version)
     again.close()
     ledger = fr.Ledger(tmp_path / "some.ledger")
-    assert (states(ledger), ledger.version, ledger.violations) == (["kept", "lost"], 3, ())
+    assert (states(ledger), ledger.version, ledger.violations) == (["kept", "lost"], version, ())
 
 
 def test_what_was_kept_in_versions_that_are_undone_is_lost_or_used_again(tmp_path: Path) -> None:

@@ -34,13 +34,19 @@ def store(allowance: int = 0, allocate: Allocate = allocate_array) -> LinkStore:
 @asynccontextmanager
 async def linked(here: LinkStore, there: LinkStore) -> AsyncIterator[TensorLink]:
     """This side of a link to a task whose values are in ``there``."""
+    async with ends_of_a_link(here, there) as (link, _):
+        yield link
+
+
+@asynccontextmanager
+async def ends_of_a_link(here: LinkStore, there: LinkStore) -> AsyncIterator[tuple[TensorLink, TensorLink]]:
     async with pair() as (mine, theirs), asyncio.TaskGroup() as tasks:
         ends = TensorLink(mine, "there", here), TensorLink(theirs, "here", there)
         for end in ends:
             tasks.create_task(end.run())
         await asyncio.sleep(0)
         try:
-            yield ends[0]
+            yield ends
         finally:
             for end in ends:
                 end.close()
@@ -65,6 +71,23 @@ async def test_a_value_is_sent_when_there_is_room_for_it_and_not_before() -> Non
                 assert link._connection._stream.reader.idle
             assert (await pulling == 1).all()
             assert here.budget.used == 0
+
+
+@on_both_loops
+async def test_room_is_taken_until_the_value_has_come_and_its_grant_is_forgotten() -> None:
+    here, there, used = store(), store(), list[int]()
+    offer(there, {1: BUDGET})
+    async with ends_of_a_link(here, there) as (link, other):
+        settle = link._settle
+
+        def note(message: Any) -> None:
+            used.append(here.budget.used)
+            settle(message)
+
+        link._settle = note  # type: ignore[method-assign]
+        assert (await link.pull(KEY, 1, Spec("uint8", (None,))) == 1).all()
+        assert used == [0, BUDGET]  # as it is offered, and as it comes
+        assert other._grants == {}
 
 
 @on_both_loops
@@ -136,20 +159,22 @@ async def test_what_is_asked_for_ahead_may_be_pushed_before_and_after_the_peers_
     spec, value, large = Spec("uint8", (None,)), np.ones(3, np.uint8), np.full(BUDGET, 2, np.uint8)
     here, there = store(allowance=2 * BUDGET), store()
     there.rendezvous.open(KEY)
-    async with linked(here, there) as link, asyncio.TaskGroup() as tasks:
+    async with ends_of_a_link(here, there) as (link, other), asyncio.TaskGroup() as tasks:
         early, late, announced, given = (
             tasks.create_task(link.pull(KEY, edge, spec, expected=BUDGET + 8)) for edge in range(4)
         )
         here.rendezvous.arrive(KEY, 0, value)
         assert (await early == 1).all()
+        there.rendezvous.open(("epoch", 2), {0: value, 1: value})
+        assert (await link.pull(("epoch", 2), 0, spec) == 1).all()
+        assert sorted(other._serving) == [1, 2, 3]  # the peer was told that the first came pushed
         here.rendezvous.arrive(KEY, 2, Announced(large.nbytes))  # on its way as we asked
         for edge in (2, 3):
             await there.rendezvous.send(KEY, edge, large)
         assert (await announced == 2).all()
         assert (await given == 2).all()
         there.rendezvous.close(KEY)  # what was pushed comes on another link, and may be behind the refusal
-        there.rendezvous.open(("epoch", 2), {0: value})
-        assert (await link.pull(("epoch", 2), 0, spec) == 1).all()
+        assert (await link.pull(("epoch", 2), 1, spec) == 1).all()
         assert not late.done()
         here.rendezvous.arrive(KEY, 1, value)
         assert (await late == 1).all()

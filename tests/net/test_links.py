@@ -90,6 +90,20 @@ async def test_who_follows_another_at_its_address_before_that_is_missed_is_not_t
             assert await told.post(place) == [(place, "first")]
 
 
+async def test_who_asks_for_the_same_link_at_once_gets_one_and_its_end_forgets_no_other() -> None:
+    told = Told()
+    async with process("first") as place, asyncio.timeout(10), told.links, asyncio.TaskGroup() as tasks:
+        first, second = (tasks.create_task(told.links.to(THERE, place)) for _ in range(2))
+        assert await first is await second
+
+        async def run() -> None:
+            pass
+
+        before: Any = SimpleNamespace(run=run, peer=THERE)  # which was closed, and ends only now
+        await told.links._run(before, place)
+        assert told.links.standing(place) is await first
+
+
 async def test_what_is_posted_while_a_link_is_being_opened_goes_in_order_and_the_oldest_is_lost_beyond_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

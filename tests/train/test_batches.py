@@ -105,6 +105,31 @@ def test_what_is_sent_again_is_all_that_is_not_accounted_for() -> None:
     assert handing.has(0) >= 2 + DEPTH
 
 
+def test_who_joins_again_is_sent_batches_numbered_from_there_on() -> None:
+    handing = Handing(itertools.count())
+    handing.step(0)
+    handing.supply.lose(0)
+    handing.supply.confirm_lost(0, 0)
+    number = handing.supply.given[0] + 2  # it had begun another life meanwhile
+    handing.supply.join(0, number)
+    handing.sent.clear()
+    handing.supply.fill()
+    assert next(first for replica, first, _ in handing.sent if replica == 0) == number + 1
+
+
+def test_batches_are_written_down_before_they_are_handed_out() -> None:
+    handing, written = Handing(range(3), replicas=1), list[tuple[int, int]]()
+
+    def hand(replica: int, first: int, identities: Any) -> None:
+        written.append((replica, first))
+        assert [sent[:2] for sent in handing.sent] == written[:-1]
+
+    ledger: Any = SimpleNamespace(hand=hand)
+    handing.supply.ledger = ledger
+    handing.supply.fill()
+    assert [sent[:2] for sent in handing.sent] == written != []
+
+
 def test_of_a_slow_source_no_more_is_drawn_at_once_than_replicas_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     handing, clock = Handing(itertools.count()), itertools.count(step=LONG)
     monkeypatch.setattr(batches.time, "perf_counter", lambda: float(next(clock)))

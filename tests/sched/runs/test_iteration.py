@@ -14,7 +14,7 @@ from flowrt.base.device import CLIENT
 from flowrt.base.errors import NodeLost, RemoteError
 from flowrt.delays import parse
 from flowrt.sched.drivers.inquiries import Lacking, Look, Settle
-from flowrt.sched.drivers.messages import ApplyOrder, Ended, Failed, Held, Lost, NewVersion, Report, Stop, Update
+from flowrt.sched.drivers.messages import ApplyOrder, Ended, Failed, Held, Lost, NewVersion, Report, Seen, Stop, Update
 from flowrt.sched.drivers.way import bundled
 from flowrt.sched.replica import replica as replica_module
 from flowrt.sched.replica.replica import Replica
@@ -277,6 +277,16 @@ async def test_a_lost_replica_is_done_without_while_there_are_enough() -> None:
         assert ended.error == "NodeLost"
 
 
+async def test_a_replica_that_was_begun_again_is_told_what_it_was_told_before() -> None:
+    async with world(2, take=1) as made:
+        made.settle()
+        server, worker = made.servers[0], made.workers[1]
+        made.tell(server, Lost(RUN, 1))
+        made.settle()
+        made.nodes[server].hear(worker, Seen(RUN, 1, -1, (), 1))
+        assert [message.version for message in made.ways[server, worker] if isinstance(message, NewVersion)] == [0]
+
+
 async def test_nobody_posts_to_a_replica_that_is_lost() -> None:
     async with world(2, 2, take=1) as made:
         gone = made.workers[1]
@@ -327,6 +337,17 @@ async def test_a_tower_that_has_no_memory_is_done_without_and_its_replica_goes_o
         assert outcomes(made, 0) == {0: (1, kept), 1: (1, lost), 2: (1, kept)}
         assert [report.errors for report in made.reports()] == [((1, "ResourceError", "out of memory: no room"),), ()]
         assert (1, 1, 2) in made.used
+
+
+async def test_a_replica_hears_of_new_versions_however_often_its_tower_had_no_memory() -> None:
+    async with world(3, take=2) as made:
+        able = made.towers[1].compute
+        made.towers[1].compute = lambda feeds, number: (short_of_memory if number < 3 else able)(feeds, number)
+        made.allow(9)
+        for replica in range(3):
+            made.give(replica, *range(1, 7))
+        made.settle()
+        assert any(replica == 1 and version >= 3 for replica, version, _ in made.used)
 
 
 async def test_where_too_few_towers_have_memory_the_run_ends_with_that_error() -> None:

@@ -90,7 +90,7 @@ class LocalWorld(World):
 
     def _differ(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
         def compute(values: list[Any], number: int) -> list[Any]:
-            finite = [np.array(True)] * len(values)  # each server's part
+            finite = [np.array(replica not in self.spoiled)] * len(values)  # each server's part
             self.updates[replica, number // K], self.taken[replica] = self.taken[replica], []
             self.marks[replica] = self.copies[replica]
             return [*(value - self.copies[replica] for value in values), *finite, np.array(self.kept_is_finite)]
@@ -151,6 +151,19 @@ async def test_what_local_steps_keep_has_its_first_values_before_the_first_round
         made.give(0, *range(2 * K + 1, 3 * K + 1))
         await made.go_on()
         assert made.starts == [(0, 0), (0, 2 * K)]
+
+
+async def test_what_local_steps_keep_begins_anew_too_where_they_went_too_far_to_be_told() -> None:
+    async with world(2, take=1) as made:
+        made.spoiled = {0}
+        made.allow(9)
+        for replica in range(2):
+            made.give(replica, *range(1, K + 1))
+            await made.go_on()
+        made.spoiled = set()
+        made.give(0, *range(K + 1, 2 * K + 1))
+        await made.go_on()
+        assert [number for replica, number in made.starts if replica == 0] == [0, K]
 
 
 async def test_a_round_uses_its_batches_as_they_come_and_is_announced_when_it_has_all() -> None:
@@ -298,6 +311,23 @@ async def test_a_round_after_one_that_was_cut_off_begins_with_its_version_alone(
         assert made.state() == [(-2, 2)]
         assert made.updates[1, 1] == [1, 2, 3, 4]
         assert not made.merges
+
+
+async def test_steps_that_were_taken_ahead_begin_one_round() -> None:
+    async with world(2, take=1, overlap=2) as made:
+        made.give(1, *range(1, 7))
+        await made.go_on()
+        made.allow(1)
+        await made.go_on()
+        made.give(0, *range(1, 5))
+        made.allow(2)
+        await made.go_on()  # which cuts the round off that began with them
+        made.allow(3)
+        made.give(1, 7, 8)
+        await made.go_on()
+        assert made.state() == [(-3, 3)]
+        assert made.updates[1, 2] == [5, 6, 7, 8]
+        assert made.merges == [(1, 1, 2)]
 
 
 @pytest.mark.parametrize("overlap", [0, 2])

@@ -10,7 +10,8 @@ import pytest
 
 from flowrt.base.errors import FlowrtError
 from flowrt.sched.drivers.beginning import BeginReplica
-from flowrt.sched.drivers.messages import Batch, Failed, NewVersion, Seen
+from flowrt.sched.drivers.messages import Batch, Failed, NewVersion, Seen, Wants
+from flowrt.sched.replica.asking import Asking
 from flowrt.sched.replica.replica import Replica
 
 
@@ -47,3 +48,13 @@ async def test_a_batch_whose_rows_cannot_be_named_fails_the_version_that_it_is_f
     replica.close()
     assert [message.version for message in way.posted if isinstance(message, Failed)] == [7]
     assert {message.version for message in way.posted if isinstance(message, Seen)} >= {7}
+
+
+def test_a_server_that_was_asked_for_rows_of_a_batch_is_not_told_of_it_again() -> None:
+    role: Any = SimpleNamespace(run=0, replica=0, servers=("/job:ps/task:0",), wants=((0,),))
+    way: Any = RecordingWay()
+    asking = Asking(role, None, way, lambda number, batch: None)
+    asking.come(1, ("ids",))
+    assert not asking.has(7, 1, ("ids",))
+    asking.say()
+    assert way.posted == [Wants(0, 0, 1, 7, ("ids",))]
