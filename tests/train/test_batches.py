@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from flowrt.base.errors import FeedError
+import flowrt as fr
+from flowrt.base.errors import ClosedError, FeedError
 from flowrt.base.spec import Spec
+from flowrt.sched.drivers.messages import Allow, Gone, Join, Lost
 from flowrt.train import batches
 from flowrt.train.batches import EARLIER, LACKED, LONG, LOOKED_AT, TOGETHER, Batches, Supply
+from flowrt.train.run import Run
 
 DEPTH = 3
 
@@ -236,6 +239,74 @@ def test_whoever_fills_is_told_that_nothing_is_left_as_totals_are_to_be_said_the
     handing.supply.begin(lambda: told.append(handing.supply.over))
     handing.supply.fill()
     assert told == [True]
+
+
+class Nodes:
+    """The nodes of a run of two replicas, as its client drives them: what is posted, and what they are told to begin."""
+
+    lost = suspects = leaving = frozenset[str]()
+
+    def __init__(self, supply: Supply) -> None:
+        self.posted: list[Any] = []
+        self.losses: dict[str, int] = {}
+        self.births: dict[str, str] = {}
+        self.begins: Callable[[], None] = lambda: None
+        tally = SimpleNamespace(lose=lambda replica, task: None, join=lambda replica: None)
+        alone = {"name": "trainer", "local_steps": 1, "copies": 1, "floor": 0, "policy": fr.train.AllOf()}
+        nodes = ("/job:worker/task:0", "/job:worker/task:1")
+        trainer: Any = SimpleNamespace(**alone, replicas=2, nodes=nodes, servers=("/job:ps/task:0",), tally=tally)
+        session: Any = SimpleNamespace(_open_here=lambda: self)
+        self.run = Run(trainer, session, supply)
+        begin_replicas = [lambda **about: about] * 2
+        program: Any = SimpleNamespace(servers=trainer.servers, replicas=nodes, begin_replicas=begin_replicas)
+        self.run._program, self.run._losses = program, [0, 0]
+
+    def post(self, task: str, message: Any) -> None:
+        self.posted.append(message)
+
+    async def command(self, task: str, message: Any) -> Any:
+        await asyncio.sleep(0)
+        if isinstance(message, Join):
+            return 0, 0, message.given
+        return self.begins()
+
+    @property
+    def totals(self) -> tuple[int, ...] | None:
+        """What server 0 was told of last, and forgets then: how many batches there are."""
+        said = [message.totals for message in self.posted if isinstance(message, Allow)]
+        self.posted.clear()
+        return said[-1] if said else None
+
+
+async def test_how_many_batches_there_are_is_said_again_after_each_loss_and_once_a_replica_is_back() -> None:
+    nodes = Nodes((handing := Handing(range(3))).supply)
+    run, turns = nodes.run, range(4)
+    waiting = asyncio.create_task(run.next(0))
+    for _ in turns:
+        await asyncio.sleep(0)
+    assert nodes.totals == (2, 1)
+    run.lose(1)
+    run.hear("", Gone(run.number, 1, 0, 0))
+    for _ in turns:
+        await asyncio.sleep(0)
+    assert nodes.totals == (3, 1)
+    assert handing.has(0) == 3
+    await run._begin_again(1)
+    for _ in turns:
+        await asyncio.sleep(0)
+    assert nodes.totals == (3, 1)
+    run.fail(ClosedError("that is all"))
+    with pytest.raises(ClosedError):
+        await waiting
+
+
+async def test_a_replica_whose_loss_is_heard_of_before_it_is_known_to_have_begun_again_is_lost() -> None:
+    nodes = Nodes(Handing(range(3)).supply)
+    run = nodes.run
+    run.lose(1)
+    nodes.begins = lambda: run.hear("", Gone(run.number, 1, 1, 0, "its device is lost"))
+    await run._begin_again(1)
+    assert nodes.posted[-1] == Lost(run.number, 1, 1)
 
 
 @pytest.mark.parametrize("waits", [False, True])
