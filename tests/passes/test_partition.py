@@ -16,6 +16,7 @@ from flowrt.ops.elementwise import add, exp, multiply, negative, square
 from flowrt.ops.flow import group
 from flowrt.ops.index import take
 from flowrt.ops.reduce import sum as sum_
+from flowrt.ops.routing import part_of, route_rows
 from flowrt.ops.shape import reshape
 from flowrt.ops.source import constant, placeholder, shape_of
 from flowrt.ops.state import Variable
@@ -199,6 +200,30 @@ def test_a_small_constant_is_repeated_rather_than_sent() -> None:
     result = compiled([a, b], devices=CLUSTER, default=CLUSTER[0], client=CLIENT, optimize=False)
     assert ops(result, "/job:ps/task:0") == {"constant": 1, "send": 1}
     assert ops(result, "/job:worker/task:0") == {"constant": 1, "recv": 1, "negative": 2, "send": 2}
+
+
+def test_what_every_task_computes_again_leaves_nothing_where_nobody_wants_it() -> None:
+    with Graph():
+        ids = placeholder("int64", (3,), name="ids")
+        with device("/job:worker/task:0"):
+            starts, *_ = route_rows(ids, constant([0, 4, 8]), again=True)
+        with device("/job:worker/task:1"):
+            y = negative(starts)
+    result = compiled([y], feeds=[ids], devices=CLUSTER, default=CLUSTER[0], client=CLIENT, optimize=False)
+    assert ops(result, "/job:worker/task:0").keys().isdisjoint({"constant", "route_rows"})
+    assert ops(result, "/job:worker/task:1") == {"constant": 1, "recv": 1, "route_rows": 1, "negative": 1, "send": 1}
+
+
+def test_a_part_of_what_is_computed_once_is_sent_though_others_know_which() -> None:
+    with Graph():
+        x, ids = placeholder("float32", (3, 8), name="x"), placeholder("int64", (3,), name="ids")
+        with device("/job:worker/task:0"):
+            starts, *_ = route_rows(ids, constant([0, 4, 8]), again=True)
+            part = part_of(exp(x), starts, 1)
+        with device("/job:worker/task:1"):
+            y = negative(part)
+    result = compiled([y], feeds=[x, ids], devices=CLUSTER, default=CLUSTER[0], client=CLIENT, optimize=False)
+    assert ops(result, "/job:worker/task:1") == {"recv": 1, "negative": 1, "send": 1}
 
 
 @pytest.mark.parametrize("columns", [1, 2])

@@ -14,11 +14,14 @@ from step_world import CLUSTER, RandomGraph, everywhere
 from flowrt.base.device import Device
 from flowrt.base.errors import PlacementError
 from flowrt.gradients import gradients
-from flowrt.graph import Graph, colocate_with, device
+from flowrt.graph import Graph, colocate_with, control_dependencies, device
 from flowrt.op import as_value
 from flowrt.ops.elementwise import add, exp, multiply, negative
+from flowrt.ops.loops import while_loop
 from flowrt.ops.queues import FIFOQueue
 from flowrt.ops.reduce import sum as sum_
+from flowrt.ops.rows import adam_rows
+from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant, placeholder
 from flowrt.ops.state import Variable
 from flowrt.optim import Momentum
@@ -143,6 +146,31 @@ def test_colocation_is_a_union() -> None:
         with colocate_with(a), device("/device:cuda"):
             b = constant(2.0, name="b")
     assert set(placed([a, b]).values()) == {GPU_0}
+
+
+def test_what_one_kernel_moves_with_a_variables_rows_is_where_that_is() -> None:
+    with Graph():
+        with device("/job:ps"):
+            v = Variable(np.zeros((4, 2), "float32"), name="v")
+        m, s = (Variable(np.zeros((4, 2), "float32"), name=name) for name in ("m", "s"))
+        rows = IndexedSlices(constant(np.ones((1, 2), "float32")), constant([1]), (4, 2))
+        update = v.move_rows(adam_rows, rows, [0.0] * 8, slots=(m, s), name="update")
+    found = placed([m.__tensor__(), s.__tensor__()], [update])
+    assert {found[name] for name in ("m/value", "s/value", "update")} == {PS}
+
+
+def test_a_loop_that_changes_state_is_on_a_cpu_and_another_where_any_device_computes_its_bodies() -> None:
+    with Graph():
+        x, v = placeholder("float32", (3,), name="x"), Variable(np.zeros(3, "float32"), name="v")
+
+        def more(y: Any) -> Any:
+            with control_dependencies([v.assign_add(y)]):
+                return y + 1.0
+
+        plain = while_loop(lambda y: sum_(y) < 9.0, lambda y: y + 1.0, x, name="plain")
+        moving = while_loop(lambda y: sum_(y) < 9.0, more, x, name="moving")
+    found = placed([plain, moving], feeds=[x], default=GPU_0)
+    assert (found["plain"], found["moving"]) == (GPU_0, WORKER_0)
 
 
 def test_conflicting_colocation_names_both_nodes() -> None:

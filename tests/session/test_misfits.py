@@ -80,7 +80,7 @@ def take_in(how: str, table: Any, ids: Any) -> Any:
             turns = (np.int64(0), fr.constant(np.float32(0)))
             return fr.while_loop(lambda n, a: n < 3, lambda n, a: (n + 1, a + fr.sum(fr.take(table, ids))), turns)[1]
         case _:
-            return fr.cond(fr.sum(ids) > 0, lambda: fr.take(table, ids), lambda: fr.take(table, ids + 1))
+            return fr.cond(fr.sum(ids) > 0, lambda: fr.take(table, abs(ids)), lambda: fr.take(table, ids + 1))
 
 
 @pytest.mark.parametrize("tapes", [True, False])

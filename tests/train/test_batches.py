@@ -242,7 +242,7 @@ def test_whoever_fills_is_told_that_nothing_is_left_as_totals_are_to_be_said_the
 
 
 class Nodes:
-    """The nodes of a run of two replicas, as its client drives them: what is posted, and what they are told to begin."""
+    """The nodes of a run of two replicas, as its client sees them: what is posted, and what beginning one does."""
 
     lost = suspects = leaving = frozenset[str]()
 

@@ -15,7 +15,7 @@ from flowrt.sched.policies.adaptive import APART
 from flowrt.sched.policies.arrivals import WINDOW, Arrivals, factor_of
 from flowrt.sched.policies.noise import LARGEST, NoiseScale
 from flowrt.sched.policies.reading import SAMPLE, ReadingKind
-from flowrt.sched.policies.spread import BINS, LINDY, MIDDLE, WIDTH, Spread
+from flowrt.sched.policies.spread import BINS, LINDY, MIDDLE, WIDTH, Spread, _smoothed
 from flowrt.train import Adaptive, Close, Offer, Policy, Record, WaitUntil
 
 
@@ -410,6 +410,14 @@ def test_noise_that_grows_makes_it_wait_for_more_whatever_steps_were_worth_befor
         some, _, policy, _ = play(policy, heavy(step), 200.0)
         kept.append(len(some))
     assert np.mean(kept) > 2.5
+
+
+@pytest.mark.parametrize("deviation", [1.0, 4.0])
+def test_how_times_spread_is_smoothed_by_a_normal_distribution(deviation: float) -> None:
+    density, bins = np.zeros(BINS), np.arange(BINS) - MIDDLE
+    density[MIDDLE] = 1.0
+    wanted = np.where(np.abs(bins) <= 3 * deviation, np.exp(-0.5 * (bins / deviation) ** 2), 0.0)
+    np.testing.assert_allclose(_smoothed(density, deviation), wanted / wanted.sum(), atol=1e-15)
 
 
 def test_who_was_not_waited_for_counts_half_in_the_bin_where_that_ended() -> None:
