@@ -23,6 +23,7 @@ from flowrt.kernels.launch import RUN_WORDS, SEED, STEP, drawn_as
 from flowrt.sched.ahead import Ahead
 from flowrt.sched.demand import LARGE
 from flowrt.sched.effects import AT_ONCE, Later, await_arrival, handler_of, line_up, open_and_push, receive
+from flowrt.sched.host.await_all import errors_in
 from flowrt.sched.host.rendezvous import DEAD, Array, Dead, Pushed, Waiter
 from flowrt.sched.host.segments import has_own_slot
 from flowrt.sched.machine import ALL_DEAD, StepMachine
@@ -445,19 +446,9 @@ class StepRun:
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error that began a failure: the first of ours, else the first of all."""
-    errors = list(_leaves(group))
-    for kind in (FlowrtError, Exception, BaseException):
-        for error in errors:
-            if isinstance(error, kind):
-                return error
-    return group
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    out: list[BaseException] = []
-    for error in group.exceptions:
-        out += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return out
+    errors = errors_in(group)
+    kinds = FlowrtError, Exception, BaseException
+    return next(error for kind in kinds for error in errors if isinstance(error, kind))
 
 
 def run_words(number: int, seed: int) -> Array:

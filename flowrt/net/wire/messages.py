@@ -25,6 +25,7 @@ from flowrt.net.wire.brief import Brief
 from flowrt.net.wire.frames import NoRoom, Piece, frame
 from flowrt.net.wire.steps import Done, Push, Start
 from flowrt.sched.drivers.messages import KINDS
+from flowrt.sched.host.await_all import errors_in
 
 Array: TypeAlias = np.ndarray[Any, Any]
 UNASKED = -1  # the number of a request that nobody waits for
@@ -430,8 +431,7 @@ def _read_hello(data: Any) -> tuple[_Kind, tuple[Any, ...]]:
 
 def root_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error of a task group that the others are most likely consequences of."""
-    flat = [root_error(e) if isinstance(e, BaseExceptionGroup) else e for e in group.exceptions]
-    return min(flat, key=lambda e: consequence(e) if isinstance(e, FlowrtError) else -1)
+    return min(errors_in(group), key=lambda e: consequence(e) if isinstance(e, FlowrtError) else -1)
 
 
 def consequence(error: FlowrtError) -> int:

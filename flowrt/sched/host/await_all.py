@@ -17,3 +17,11 @@ async def await_all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+def errors_in(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The errors of a task group, and of the groups in it."""
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += errors_in(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
