@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from flowrt.sched.host.host import Host
 
 REMEMBERED_EPOCHS = 1024
+M = TypeVar("M", Command, Register)
 RETURN, SOON = 9.0, 2.0  # seconds that a master has to come back, since its last sign of life and since its way broke
 HEAL = 30.0  # but where the way to it is gone without a word: it may be well, and come back when that is mended
 MASTER_SILENCE = 120.0  # seconds without a heartbeat after which a master that still has a connection is given up
@@ -419,11 +420,11 @@ class NetworkNode:
             case Abort(number):
                 reign.steps.abort(number)
             case Register():
-                tasks.create_task(self._register(reign, message))
+                tasks.create_task(self._carry_out(reign, message, self._register, "a plan"))
             case Unregister(plan):
                 self._forget([reign.plans.pop(plan)] if plan in reign.plans else [])
             case Command():
-                tasks.create_task(self._obey_command(reign, message))
+                tasks.create_task(self._carry_out(reign, message, self._obey_command, "a run of a trainer"))
             case Ask():
                 reign.tell(self._answer(message))
             case Recruited():
@@ -438,32 +439,29 @@ class NetworkNode:
     async def _say(self, reign: Reign, message: Any) -> None:
         await reign.connection.send(to_data(message))
 
+    async def _carry_out(self, reign: Reign, asked: M, how: Callable[[Reign, M], Awaitable[Any]], where: str) -> None:
+        """Do as a master asks, and tell it the answer, or why there is none."""
+        try:
+            answer = Answer(asked.request, await how(reign, asked))
+        except Exception as error:
+            answer = Answer(asked.request, None, *self._report(error, where))
+        reign.tell(answer)
+
     async def _register(self, reign: Reign, message: Register) -> None:
         """Make a plan ready in a lane: a large one takes seconds, in which the node answers all the same."""
-        answer = Answer(message.request, None)
-        try:
-            reign.plans[message.plan] = await self.host.lanes.run(make_ready, message.data, self.host, message.silent)
-        except Exception as error:
-            answer = Answer(message.request, None, *self._report(error, "a plan"))
-        reign.tell(answer)
+        reign.plans[message.plan] = await self.host.lanes.run(make_ready, message.data, self.host, message.silent)
 
     def _forget(self, plans: list[ReadyPlan]) -> None:
         """Let plans go that nobody runs any more, in a lane."""
         if self._tasks is not None:
             self._tasks.create_task(self.host.lanes.run(dismantle, plans))
 
-    async def _obey_command(self, reign: Reign, command: Command) -> None:
+    async def _obey_command(self, reign: Reign, command: Command) -> Any:
         """Have iterations do as a master's client asks; they go on when its reign has ended."""
-        answer = Answer(command.request, None)
-        try:
-            if isinstance(command.data, NoRoom):
-                raise command.data.error("what is asked of a run")
-            asked = from_data(codec.unpack(codec.bytes_of(command.data)))
-            plans = partial(self._executor, reign)
-            answer = Answer(command.request, await self._iterations.answer(asked, reign.drive.epoch, plans))
-        except Exception as error:
-            answer = Answer(command.request, None, *self._report(error, "a run of a trainer"))
-        reign.tell(answer)
+        if isinstance(command.data, NoRoom):
+            raise command.data.error("what is asked of a run")
+        asked = from_data(codec.unpack(codec.bytes_of(command.data)))
+        return await self._iterations.answer(asked, reign.drive.epoch, partial(self._executor, reign))
 
     def _executor(self, reign: Reign, plan: int) -> Executor:
         if plan not in reign.plans:
