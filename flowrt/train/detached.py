@@ -142,13 +142,13 @@ class DetachedRun(Run):
         if None in [server for server, _ in answers.values()]:
             return False
         told, _ = answers[program.servers[0]]
-        self._attachment, self._first, self.dropped, incarnations, lost, packed, self.begun = told
+        self._attachment, self.version, self.dropped, incarnations, lost, packed, self.begun = told
         if packed != self._trainer.compression:
             raise GraphError(
                 f"{self._trainer.name}: updates of the run that goes on travel as compression={packed or None!r}, not "
                 f"{self._trainer.compression or None!r}; attach by a trainer with the same"
             )
-        self._seen, self._incarnations = self._first, list(incarnations) or self._incarnations
+        self._seen, self._incarnations = self.version, list(incarnations) or self._incarnations
         self._lost.update(lost)
         of_replicas = zip(program.replicas, incarnations, strict=False)  # without incarnations, where it is over
         for replica, (task, incarnation) in enumerate(of_replicas):
@@ -160,17 +160,17 @@ class DetachedRun(Run):
                 "was attached",
                 self._trainer.name,
                 self.dropped,
-                self._first + 1,
+                self.version + 1,
             )
         return True
 
-    def hear(self, peer: str, message: Any) -> None:
-        """Take in what nodes say; a replica that only server 0 took for lost is begun again, too."""
-        super().hear(peer, message)
+    def _take_in(self, message: Any) -> None:
+        """As that of others; a replica that only server 0 took for lost is begun again, too."""
+        super()._take_in(message)
         match message:
-            case Gone(run, replica) if run == self._number and not self._entered:
+            case Gone(_, replica) if not self._entered:
                 self._early[replica] = message  # which of its incarnations goes on, the answer to `Attach` says
-            case Gone(run, replica, incarnation) if run == self._number and incarnation == self._incarnations[replica]:
+            case Gone(_, replica, incarnation) if incarnation == self._incarnations[replica]:
                 self.lose(replica)
                 if self._watching:  # else it is over here, and nobody would wait for it
                     for each in self._deviceless.able({replica}.difference(self._joining)):

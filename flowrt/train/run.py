@@ -63,7 +63,7 @@ class Run:
         self._reads, self._missed = reads, missed
         self._terms: tuple[Any, ...] = ()  # `Terms`, if it is detached: the first is by what name one attaches to it
         self._trainer, self._session, self._supply = trainer, session, supply
-        self.begun = 0  # the version that it began at, whoever its client was then
+        self.version = self.begun = 0  # that it began at for this client, and whoever was that then
         self._runner = session._open_here()
         self._each = trainer.local_steps  # batches of a replica that make one update
         self._number = secrets.randbits(62)
@@ -132,7 +132,7 @@ class Run:
     async def _enter(self, found: Go | Going) -> None:
         """Begin where an opening says."""
         assert isinstance(found, Go)
-        version = self._first = self.begun = self._seen = found.version
+        version = self.version = self.begun = self._seen = found.version
         births = {"births": births_of(self._runner, self._program.servers)}
         about = {"client": who(self._session), "policy": policy_to_data(self.policy_at(version)), **births}
         for task, begin in zip(self._program.servers, self._program.begin_servers, strict=True):
@@ -171,7 +171,7 @@ class Run:
             self.lose(replica)
             return
         try:
-            message = begin(run=self._number, version=self._first, **self._reads)
+            message = begin(run=self._number, version=self.version, **self._reads)
             await self._changes.unless(self._command(task, message), lambda: self._is_done_without(replica))
         except TimeoutError:
             self.lose(replica)
@@ -248,11 +248,6 @@ class Run:
         """By which all messages know it."""
         return self._number
 
-    @property
-    def version(self) -> int:
-        """The version that it began at."""
-        return self._first
-
     def may_grow(self) -> bool:
         """Whether a server that was lost may take part again, in another run: see `Copies.bring_back`."""
         return self.copies is not None and self.copies.bring_back()
@@ -279,9 +274,14 @@ class Run:
         self._runner.post(self._program.replicas[replica], message)
 
     def hear(self, peer: str, message: Any) -> None:
-        """Take in what nodes say of this run."""
-        if message.run != self._number:
-            return
+        """Take in what nodes say of this run; what fails of that ends it."""
+        try:
+            if message.run == self._number:
+                self._take_in(message)
+        except Exception as error:
+            self.fail(error)
+
+    def _take_in(self, message: Any) -> None:
         match message:
             case Report(_, version) if version == self._came:
                 self._reports.append(message)

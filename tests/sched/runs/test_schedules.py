@@ -758,8 +758,10 @@ def test_a_pause_of_a_replica_without_memory_ends_as_it_is_needed(monkeypatch: p
     simulated(random.Random(1), trains)
 
 
-@pytest.mark.parametrize("where", ["_begin_again", "_excuse"])
-def test_what_fails_in_a_run_beside_its_steps_ends_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("whose", "what"), [(Run, "_begin_again"), (Run, "_excuse"), (deviceless.Recovering, "hear")])
+def test_what_fails_in_a_run_beside_its_steps_ends_it(
+    whose: type[Any], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def trains() -> None:
         world = World(random.Random(1), FirstOf(1), replicas=2, servers=1)
         async with left_in_order(world):
@@ -770,7 +772,7 @@ def test_what_fails_in_a_run_beside_its_steps_ends_it(where: str, monkeypatch: p
                 raise RuntimeError("a bug")
 
             with monkeypatch.context() as patched:
-                patched.setattr(Run, where, fail)
+                patched.setattr(whose, what, fail)
                 world.restart(1)
                 with pytest.raises(RuntimeError, match="a bug"):
                     await train(training, Length(20), [])
