@@ -154,12 +154,14 @@ def arange(
 ) -> TensorOrArray:
     """Evenly spaced numbers from ``start`` (0 if only ``stop`` is given) up to ``stop``, which is left out.
 
-    Plain numbers make a constant (float32 where they have fractions); integer tensors are counted in the graph.
+    Plain numbers make a constant (float32 where they have fractions); what tensors tell is counted in the graph, in
+    int64, or, where one of the three is a float, in their common dtype.
     """
     first, last = (0, start) if stop is None else (start, stop)
-    if any(hasattr(as_value(v), "builder") for v in (first, last, step)):
-        return arange_op(_of_dtype(first, "int64"), _of_dtype(last, "int64"), _of_dtype(step, "int64"), name=name)
-    numbers: list[Any] = [v.item() if isinstance(v, np.ndarray) and v.ndim == 0 else v for v in (first, last, step)]
+    bounds = [as_value(v) for v in (first, last, step)]
+    if any(hasattr(v, "builder") for v in bounds):
+        return _counted(bounds, dtype, name)
+    numbers: list[Any] = [v.item() if isinstance(v, np.ndarray) and v.ndim == 0 else v for v in bounds]
     if not all(isinstance(v, Real) and math.isfinite(v) for v in numbers):
         raise SpecError("it counts from number to number by number, got {!r}, {!r} and {!r}".format(*numbers))
     begin, end, by = numbers
@@ -170,6 +172,24 @@ def arange(
     held = array.dtype if dtype is None else as_dtype(dtype)
     array = array.astype("float32" if dtype is None and is_float(held) else held, copy=False)
     return constant(array, name=name)
+
+
+def _counted(bounds: Sequence[Any], dtype: DType | None, name: str | None) -> TensorOrArray:
+    """`arange` of tensors."""
+    own = common_dtype([v.dtype if hasattr(v, "builder") else v for v in bounds])
+    counted = np.dtype(np.int64) if not is_float(own) else np.dtype(np.float64)
+    held = (own if is_float(own) else counted) if dtype is None else as_dtype(dtype)
+    cast = held != counted
+    begin, end, by = [_of_dtype(v, counted) for v in bounds]
+    if not is_float(own):
+        made = arange_op(begin, end, by, name=None if cast else name)
+    elif not hasattr(by, "builder") and not by.any():
+        raise SpecError("arange needs a step other than 0")
+    else:
+        steps = lookup("ceil")(lookup("divide")(lookup("subtract")(end, begin), by))
+        numbers = lookup("astype")(arange_op(np.int64(0), lookup("astype")(steps, "int64"), np.int64(1)), counted)
+        made = lookup("add")(lookup("multiply")(numbers, by), begin, name=None if cast else name)
+    return lookup("astype")(made, held, name=name) if cast else made
 
 
 @located("linspace")

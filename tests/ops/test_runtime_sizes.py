@@ -18,6 +18,17 @@ OF_A_COUNT: dict[str, tuple[Callable[[Any], Any], Callable[[int], Any]]] = {
     "arange": (fr.arange, np.arange),
     "arange of int32": (lambda n: fr.arange(fr.astype(n, "int32")), np.arange),
     "arange from a count down": (lambda n: fr.arange(n, -5, -3), lambda n: np.arange(n, -5, -3)),
+    "arange of a dtype": (lambda n: fr.arange(n, dtype="float32"), lambda n: np.arange(n, dtype="float32")),
+    "arange from a half": (lambda n: fr.arange(0.5, n), lambda n: np.arange(0.5, n)),
+    "arange by halves": (lambda n: fr.arange(n / 4, -3, -0.5), lambda n: np.arange(n / 4, -3, -0.5)),
+    "arange of a float": (
+        lambda n: fr.arange(fr.astype(n, "float32") + 0.5, dtype="int32"),
+        lambda n: np.arange(n + 0.5, dtype="int32"),
+    ),
+    "arange of tenths": (
+        lambda n: fr.arange(0, fr.astype(n, "float32"), 0.1),
+        lambda n: np.float32(np.arange(0, n, 0.1)),
+    ),
     "arithmetic of an arange": (lambda n: -fr.arange(n) * 2 // 3 % 5, lambda n: -np.arange(n) * 2 // 3 % 5),
     "a part of an arange": (lambda n: fr.arange(n)[1::2], lambda n: np.arange(n)[1::2]),
     "the sum of an arange": (lambda n: fr.sum(fr.arange(n)), lambda n: np.arange(n).sum()),
@@ -38,7 +49,17 @@ def test_a_fed_count_makes_as_many(options: dict[str, Any]) -> None:
     with fr.BlockingSession(graph, options=fr.Options(**options)) as session:
         for count in COUNTS:
             for name, got in session.run(made, {n: count}).items():
-                np.testing.assert_array_equal(got, OF_A_COUNT[name][1](count), err_msg=f"{name} of {count}")
+                wanted = OF_A_COUNT[name][1](count)
+                np.testing.assert_array_equal(got, wanted, err_msg=f"{name} of {count}")
+                assert got.dtype == wanted.dtype
+
+
+def test_a_step_of_nothing_to_a_fed_count_is_refused() -> None:
+    with (
+        fr.Graph(),
+        pytest.raises(fr.SpecError, match=r"test_runtime_sizes.py:\d+\): arange needs a step other than 0"),
+    ):
+        fr.arange(0, fr.placeholder("float32", ()), 0)
 
 
 @pytest.mark.parametrize("times", [(2, 3), (1, 0), (1, 1)], ids=str)
