@@ -1,7 +1,8 @@
 """Plain data as arrays: which dtype numbers, lists and arrays have, alone and beside tensors.
 
 Arrays have a dtype of their own. Numbers, Python's and NumPy's, and lists of them are *weak*: beside a tensor or an
-array they only say what kind they are of (bool, integer, float), and take the dtype that comes to.
+array they only say what kind they are of (bool, integer, float), and take the dtype that comes to. One of NumPy's whose
+kind is higher than all of theirs, as a float beside integers, says which dtype of its kind it is, too.
 """
 
 from __future__ import annotations
@@ -153,6 +154,8 @@ def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
         else:
             strong.append(default_dtype(value))
     if strong:
+        rank = max(RANKS[kind_of(dtype)] for dtype in strong)
+        strong += [value.dtype for value in weak if _says_more(value, rank)]
         return _promoted(tuple(strong), tuple(map(_kind, weak)))
     numbers = [value for value in weak if isinstance(value, _PYTHON) and not isinstance(value, np.generic)]
     telling = [default_dtype(value) for value in weak if not any(value is number for number in numbers)]
@@ -160,6 +163,11 @@ def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
         return _promoted(tuple(telling), tuple(map(_kind, numbers)))
     found = np.result_type(*[default_dtype(number) for number in numbers])
     return np.dtype(np.float32) if found.kind == "f" else found
+
+
+def _says_more(value: Any, rank: int) -> bool:
+    """Whether ``value`` is a number of NumPy's of a dtype whose kind is above ``rank``."""
+    return isinstance(value, np.generic) and holds(value.dtype) and RANKS[kind_of(value.dtype)] > rank
 
 
 @lru_cache(1024)

@@ -1,6 +1,6 @@
 """Plain data beside tensors: numbers are weak, arrays are not, and dtypes without kernels are refused where they stand.
 
-The judge of dtypes is NumPy, asked with Python's numbers.
+The judge of dtypes is NumPy, asked with Python's numbers, or, where a number is of a higher kind, with that number.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 from op_examples import EXAMPLES
 
 import flowrt as fr
+from flowrt.base.plain import RANKS
 from flowrt.base.spec import BFLOAT16, DTYPES
 from flowrt.kernels.language.table import KERNELS
 from flowrt.passes.place import with_halves
@@ -38,6 +39,9 @@ def test_a_number_is_weak_on_either_side_of_every_operator(dtype: str, number: A
         x = fr.placeholder(dtype, (2,))
         for compute in OPERATORS:
             plain = python_number(number)
+            kinds = [RANKS[np.asarray(value).dtype.kind] for value in (number, like)]
+            if kinds[0] > kinds[1] and not isinstance(number, np.longdouble):  # it says what it is
+                plain = number
             if compute in (operator.floordiv, operator.pow) and dtype == "bool" and plain is True:
                 continue  # not defined of bools
             assert compute(x, number).dtype == compute(x, plain).dtype
@@ -99,6 +103,10 @@ def test_eager_ops_take_numbers_as_a_graph_does() -> None:
     assert fr.multiply(value, np.float64(2)).dtype == np.float32
     assert fr.where(value > 0, np.float64(2), value).dtype == np.float32
     assert fr.add(np.int32([1]), np.int64(2)).dtype == np.int32
+    for _ in range(3):
+        assert fr.multiply(np.int8([1]), np.float32(2)).dtype == np.float32
+        assert fr.multiply(np.int8([1]), 2.0).dtype == np.float64
+        assert fr.concat([np.bool_([1]), [np.int8(2)]]).dtype == np.int64
     for number, found in ((44, True), (45, False), (300, False), (44, True)):
         assert fr.equal(np.int8([44]), number).tolist() == [found]
     for _ in range(3):
