@@ -14,7 +14,7 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import fitting, located, located_error
-from flowrt.base.plain import common_dtype
+from flowrt.base.plain import as_dtype_of, common_dtype, default_array, takes
 from flowrt.base.spec import Spec, as_shape, spec_of
 from flowrt.base.tracebacks import brief
 from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_scope, scoped
@@ -33,9 +33,8 @@ from flowrt.ops.body import (
 )
 from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loop
 from flowrt.ops.elementwise import add, astype
-from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant
-from flowrt.ops.structure import LEAF, Structure, flatten
+from flowrt.ops.structure import LEAF, Structure, flatten, leaves_of, loose, shown, written
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Shape
@@ -67,7 +66,10 @@ def cond(pred: Operand, true_fn: Callable[[], Any], false_fn: Callable[[], Any],
     decides = as_value(pred)
     graph = _graph_of([decides])
     if graph is None:
-        return true_fn() if _holds("cond", decides) else false_fn()
+        answer = true_fn() if _holds("cond", decides) else false_fn()
+        with located("cond"):
+            form, leaves = flatten(answer)
+            return form.rebuild([_as_array(leaf) for leaf in leaves])
     with located(f"cond {name!r}" if name else "cond"):
         if isinstance(pred, bool):
             raise SpecError(
@@ -139,7 +141,7 @@ def while_loop(
     first = [as_value(leaf) for leaf in first]
     graph = _graph_of(first)
     if graph is None:
-        return _while_now(cond_fn, body_fn, loop_vars, single, maximum_iterations)
+        return _while_now(cond_fn, body_fn, loop_vars, maximum_iterations)
     with located(f"while_loop {name!r}" if name else "while_loop"):
         start = [as_tensor(graph, graph.adopt(value)) for value in first]
         invariants = _invariants(start, shape_invariants, single)
@@ -331,52 +333,31 @@ def _loop_answers(
     ys_form = None
     if stacks:
         if got.kind is None or len(got.parts) != 2:
-            raise SpecError(f"the function of a scan answers (carry, y), got {_shape_of(traced)}; y may be None")
+            raise SpecError(_no_pair(_shape_of(traced)))
         got, ys_form = got.parts
-    elif want != got and len(invariants) == len(traced.kept) and _loose(want) == _loose(got):
+    elif want != got and len(invariants) == len(traced.kept) and loose(want) == loose(got):
         got = want  # a list for a tuple, or one tensor for a tuple of one
-    if _loose(want) != _loose(got) or not all(traced.kept[: len(invariants)]):
-        raise SpecError(
-            f"the loop carries {_text(want)} and its body answers {_shape_of(traced)}; they must have the same form"
-        )
+    if loose(want) != loose(got) or not all(traced.kept[: len(invariants)]):
+        raise SpecError(_other_form(want, _shape_of(traced)))
     dtypes = [spec.dtype for spec in invariants] + [None] * (len(traced.answers) - len(invariants))
     return [as_tensor(traced.graph, a, d) for a, d in zip(traced.answers, dtypes, strict=True)], ys_form
 
 
 def _ys_kept(traced: Traced, form: Structure) -> tuple[bool, ...]:
-    return traced.kept[_leaves(form) :]
-
-
-def _leaves(form: Structure) -> int:
-    return 1 if form.kind is None else sum(map(_leaves, form.parts))
-
-
-def _loose(form: Structure) -> Any:
-    """``form`` as far as a body must keep it: a list does for a tuple, and a tensor for a sequence of one."""
-    if form.kind is None:
-        return "leaf"
-    parts = tuple(map(_loose, form.parts))
-    if form.kind is dict:
-        return dict, form.names, parts
-    return parts[0] if len(parts) == 1 else parts
-
-
-def _text(form: Structure) -> str:
-    """A form as errors show it."""
-    return str(_shown(form).rebuild(["tensor"] * _leaves(form))).replace("'tensor'", "tensor")
-
-
-def _shown(form: Structure) -> Structure:
-    """A form that words may be in where slices have tensors."""
-    parts = tuple(map(_shown, form.parts))
-    if form.kind is IndexedSlices:
-        return Structure(dict, ("values", "indices"), parts)
-    return Structure(form.kind, form.names, parts)
+    return traced.kept[leaves_of(form) :]
 
 
 def _shape_of(traced: Traced) -> str:
     leaves = ["tensor" if keep else "operation or None" for keep in traced.kept]
-    return str(_shown(traced.form).rebuild(leaves)).replace("'", "")
+    return str(shown(traced.form).rebuild(leaves)).replace("'", "")
+
+
+def _other_form(form: Structure, answered: str) -> str:
+    return f"the loop carries {written(form)} and its body answers {answered}; they must have the same form"
+
+
+def _no_pair(answered: str) -> str:
+    return f"the function of a scan answers (carry, y), got {answered}; y may be None"
 
 
 def _condition(test: Traced) -> Tensor:
@@ -450,17 +431,27 @@ def _holds(what: str, decides: Any) -> bool:
     return bool(decides)
 
 
-def _while_now(cond_fn: Any, body_fn: Any, loop_vars: Any, single: bool, most: Any) -> Any:
+def _as_array(value: Any, dtype: Any = None) -> Any:
+    """Plain data that a function answers as an array, of ``dtype`` where it is a number that fits it."""
+    if value is None or isinstance(value, np.ndarray) or hasattr(value, "builder") or hasattr(value, "__tensor__"):
+        return value
+    return as_dtype_of(value, dtype) if dtype is not None and takes(value, dtype) else default_array(value)
+
+
+def _while_now(cond_fn: Any, body_fn: Any, loop_vars: Any, most: Any) -> Any:
     form, leaves = flatten(loop_vars)
-    dtypes = [constant(leaf).dtype for leaf in leaves]
-    state: list[Any] = [constant(leaf) for leaf in leaves]
+    state = [constant(leaf) for leaf in leaves]
+    dtypes = [array.dtype for array in state]
+    with located("while_loop"):
+        limit = None if most is None else int(most)
     test, body = _splat(cond_fn, form), _splat(body_fn, form)
     iterations = 0
-    while (most is None or iterations < int(most)) and _holds("while_loop", test(form.rebuild(state))):
-        found = flatten(body(form.rebuild(state)))[1]
-        state = [
-            np.asarray(v, d) if isinstance(v, (bool, int, float)) else v for v, d in zip(found, dtypes, strict=True)
-        ]
+    while (limit is None or iterations < limit) and _holds("while_loop", test(form.rebuild(state))):
+        got, found = flatten(body(form.rebuild(state)))
+        with located("while_loop"):
+            if loose(got) != loose(form):
+                raise SpecError(_other_form(form, written(got)))
+            state = [_as_array(value, dtype) for value, dtype in zip(found, dtypes, strict=True)]
         iterations += 1
     return form.rebuild(state)
 
@@ -469,16 +460,30 @@ def _scan_now(fn: Any, init: Any, rows: tuple[Structure, list[Any]], reverse: bo
     form, leaves = rows
     if not leaves or any(leaf.ndim == 0 for leaf in leaves) or len({len(leaf) for leaf in leaves}) != 1:
         raise SpecError(f"scan ({user_site()}): what is scanned together has first axes of equal length")
-    carry, stacked = init, []
     carry_form, first = flatten(init)
-    carry = carry_form.rebuild([constant(leaf) for leaf in first])
-    iterations = range(len(leaves[0]))
-    for t in reversed(iterations) if reverse else iterations:
-        carry, y = fn(carry, form.rebuild([leaf[t] for leaf in leaves]))
-        stacked.append(y)
+    state = [constant(leaf) for leaf in first]
+    dtypes = [array.dtype for array in state]
+
+    def iterate(state: list[Any], row: list[Any]) -> tuple[list[Any], Structure, list[Any]]:
+        """What is carried on, the form of what is stacked, and that."""
+        got, found = flatten(fn(carry_form.rebuild(state), form.rebuild(row)))
+        with located("scan"):
+            if got.kind is None or len(got.parts) != 2:
+                raise SpecError(_no_pair(written(got)))
+            if loose(got.parts[0]) != loose(carry_form):
+                raise SpecError(_other_form(carry_form, written(got.parts[0])))
+            carried = [_as_array(value, dtype) for value, dtype in zip(found, dtypes)]  # noqa: B905  (others follow)
+            return carried, got.parts[1], [_as_array(value) for value in found[len(dtypes) :]]
+
+    count = len(leaves[0])
+    stacked: list[list[Any]] = []
+    for t in reversed(range(count)) if reverse else range(count):
+        state, ys_form, ys = iterate(state, [np.asarray(leaf[t]) for leaf in leaves])
+        stacked.append(ys)
+    carry = carry_form.rebuild(state)
     if not stacked:  # one iteration on zeros tells what would be stacked
-        y_form, ys = flatten(fn(carry, form.rebuild([np.zeros(leaf.shape[1:], leaf.dtype) for leaf in leaves]))[1])
-        return carry, y_form.rebuild([None if y is None else np.stack([y])[:0] for y in ys])
-    y_form, _ = flatten(stacked[0])
-    columns = zip(*[flatten(y)[1] for y in (reversed(stacked) if reverse else stacked)], strict=True)
-    return carry, y_form.rebuild([None if column[0] is None else np.stack(column) for column in columns])
+        _, ys_form, ys = iterate(state, [np.zeros(leaf.shape[1:], leaf.dtype) for leaf in leaves])
+        stacked.append(ys)
+    with located("scan"):
+        columns = zip(*(reversed(stacked) if reverse else stacked), strict=True)
+        return carry, ys_form.rebuild([None if c[0] is None else np.stack(c)[:count] for c in columns])

@@ -75,3 +75,31 @@ def _flatten(value: Any, leaves: list[Any], parts: bool) -> Structure:
         return Structure(SplitGradient, (value.partition,), of_parts)
     leaves.append(value)
     return LEAF
+
+
+def leaves_of(form: Structure) -> int:
+    """How many leaves a nesting of that form has."""
+    return 1 if form.kind is None else sum(map(leaves_of, form.parts))
+
+
+def loose(form: Structure) -> Any:
+    """``form`` as far as a body must keep it: a list does for a tuple, and a tensor for a sequence of one."""
+    if form.kind is None:
+        return "leaf"
+    parts = tuple(map(loose, form.parts))
+    if form.kind is dict:
+        return dict, form.names, parts
+    return parts[0] if len(parts) == 1 else parts
+
+
+def written(form: Structure) -> str:
+    """A form as errors show it."""
+    return str(shown(form).rebuild(["tensor"] * leaves_of(form))).replace("'tensor'", "tensor")
+
+
+def shown(form: Structure) -> Structure:
+    """A form that words may be in where slices have tensors."""
+    parts = tuple(map(shown, form.parts))
+    if form.kind is IndexedSlices:
+        return Structure(dict, ("values", "indices"), parts)
+    return Structure(form.kind, form.names, parts)

@@ -14,6 +14,7 @@ import flowrt as fr
 import flowrt.passes
 from flowrt.base.device import Device
 from flowrt.base.spec import Spec
+from flowrt.ops.structure import flatten
 from flowrt.passes.lower import lower
 from flowrt.sched.loops.scalar_loops import apply_scalar_loop
 
@@ -182,6 +183,56 @@ def test_on_plain_arrays_they_run_at_once() -> None:
     total, squares = fr.scan(lambda c, x: (c + x, x * x), 0, np.arange(4))
     assert total == 6
     np.testing.assert_array_equal(squares, [0, 1, 4, 9])
+
+
+F = np.float32([1, 2, 3])
+AT_ONCE: dict[str, Callable[[Any], Any]] = {
+    "a number of a branch": lambda x: fr.cond(x[0] > 0, lambda: 1.0, lambda: x[1]),
+    "an entry of a branch": lambda x: fr.cond(x[0] > 0, lambda: (x[0], 1), lambda: (x[1], 2)),
+    "a case": lambda x: fr.case([(x[0] > 5, lambda: x[0])], lambda: x[1]),
+    "a loop's number": lambda x: fr.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, 2), (np.int64(0), x[0])),
+    "a scan's numbers": lambda x: fr.scan(lambda c, r: (1.0, (c, r, 2)), 0.0, x),
+    "a scan in reverse of none": lambda x: fr.scan(lambda c, r: (c, r), x[0], x[:0], reverse=True),
+    "mapped numbers": lambda x: fr.map_fn(lambda r: 1.0, x),
+    "rows that are strong": lambda x: fr.map_fn(lambda r: fr.multiply(r, np.int8([1])), x),
+}
+
+
+@pytest.mark.parametrize("what", AT_ONCE)
+async def test_on_plain_arrays_they_answer_arrays_of_a_graphs_dtypes(what: str) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (3,))
+        built = AT_ONCE[what](x)
+    async with fr.Session(graph) as session:
+        wanted = flatten(await session.run(built, {x: F}))[1]
+    found = flatten(AT_ONCE[what](F))[1]
+    assert all(type(array) is np.ndarray for array in found)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other, strict=one.ndim > 0)
+        assert one.dtype == other.dtype
+
+
+WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a text of a branch": (lambda x: fr.cond(x[0] > 0, lambda: "a", lambda: "b"), "'a' is not a tensor"),
+    "one for two": (lambda x: fr.while_loop(lambda i, y: i < 2, lambda i, y: i + 1, (0, x)), "must have the same form"),
+    "no pair": (lambda x: fr.scan(lambda c, r: c + r, 0.0, x), r"answers \(carry, y\), got tensor"),
+    "two for one": (lambda x: fr.scan(lambda c, r: ((c, c), r), 0.0, x), "must have the same form"),
+    "no number of iterations": (
+        lambda x: fr.while_loop(lambda i: i < 2, lambda i: i + 1, 0, maximum_iterations="x"),
+        "cannot take these",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_a_body_must_not_answer_is_refused_at_once_as_in_a_graph(what: str) -> None:
+    call, says = WRONG[what]
+    with fr.Graph(), pytest.raises(fr.SpecError, match=says):
+        call(fr.placeholder("float32", (3,)))
+    with pytest.raises(fr.SpecError, match=rf"test_control.py:\d+\): .*{says}"):
+        call(F)
+    with pytest.raises(fr.SpecError, match=r"test_control.py:\d+\): .*same shape"):
+        fr.scan(lambda c, r: (c, F[: int(r)]), 0.0, F)
 
 
 # ── state and effects inside ─────────────────────────────────────────────────────────────────────────────────────────
