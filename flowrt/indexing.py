@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.locating import located
 from flowrt.base.plain import default_array
 from flowrt.base.spec import agree
 from flowrt.op import REGISTRY, as_value
@@ -25,6 +26,7 @@ WHOLE = (None, None, None)
 FARTHEST = np.iinfo(np.int64).max
 
 
+@located("getitem")
 def indexed(x: Any, key: Any) -> Any:
     """``x[key]`` as NumPy has it, for an ``x`` that stands for a tensor."""
     items = [_as_item(item) for item in (key if isinstance(key, tuple) else (key,))]
@@ -158,7 +160,8 @@ def _as_item(item: Any) -> Any:
         return slice(start, stop, step) if _is_late(start) or _is_late(stop) else (start, stop, step)
     value = as_value(item)
     if isinstance(value, (list, np.ndarray)):
-        value = default_array(value) if np.size(value) else np.zeros(np.shape(value), np.int64)
+        array = default_array(value)
+        value = array if array.size else np.zeros(array.shape, np.int64)
     if _is_mask(value) and len(value.shape) > 0:
         return value
     if isinstance(value, bool) or not _is_integral(value):
