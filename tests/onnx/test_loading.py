@@ -382,12 +382,14 @@ def test_an_attribute_that_the_operator_has_not_is_refused() -> None:
         (helper.make_node("Softmax", ["x"], ["y"], axis=5), "axis 5 is none of 2 axes"),
         (helper.make_node("Add", ["x", "z"], ["y"]), "nothing makes its input 'z'"),
         (helper.make_node("TopK", ["x", "k"], ["y", "i"]), "k is one integer from 0 up, not -1"),
+        (helper.make_node("EyeLike", ["cube"], ["y"]), r"like float32\[1,1,1\], there is none"),
     ],
     ids=lambda value: getattr(value, "op_type", ""),
 )
 def test_a_node_that_is_not_what_its_operator_takes_is_refused(node: Any, why: str) -> None:
+    weights = {"k": np.int64([-1]), "cube": normal(1, 1, 1)}
     with pytest.raises(fr.GraphError, match=why):
-        fr.onnx.load(model_of([node], {"x": ("float32", (2, 3))}, ["y"], {"k": np.int64([-1])}))
+        fr.onnx.load(model_of([node], {"x": ("float32", (2, 3))}, ["y"], weights))
 
 
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])

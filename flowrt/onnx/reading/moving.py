@@ -333,7 +333,10 @@ def one_hot(call: NodeCall) -> Value:
 @reads("EyeLike")
 def eye_like(call: NodeCall) -> Value:
     dtype = dtype_of(call.attr("dtype")) if "dtype" in call.attrs else call.spec(0).dtype
-    rows, columns = sizes_of(call[0], "its sizes")
+    sizes = sizes_of(call[0], "its sizes")
+    if len(sizes) != 2:
+        raise Unreadable(f"an identity is a matrix, and like {call.spec(0)}, there is none")
+    rows, columns = sizes
     return np.eye(rows, columns, int(call.attr("k", 0)), dtype)
 
 
