@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 from flowrt.base.package import PACKAGE
@@ -80,12 +79,6 @@ def answering(namespace: str, module: Mapping[str, Any]) -> tuple[Callable[[str]
 
 def absent(namespace: str, module: Mapping[str, Any], name: str) -> AttributeError:
     """The error for a ``name`` that the module does not have."""
-    there = (known for known, value in module.items() if _is_public(known, value))  # looked through where it is asked
-    return AttributeError(f"module {module['__name__']!r} has no attribute {name!r}{hint(namespace, name, there)}")
-
-
-def _is_public(name: str, value: Any) -> bool:
-    if isinstance(value, ModuleType):
-        return False  # which may ask here in its turn
-    ours = str(getattr(value, "__module__", "")).startswith("flowrt.") and callable(value)
-    return ours and not name.startswith("_") and not name.endswith("_grad")
+    return AttributeError(
+        f"module {module['__name__']!r} has no attribute {name!r}{hint(namespace, name, module['__all__'])}"
+    )

@@ -112,7 +112,7 @@ def _named(dtype: Any) -> np.dtype[Any]:
     except (TypeError, ValueError, DeprecationWarning):
         found = None
     if found is None:
-        raise SpecError(f"{dtype!r} is not a dtype of tensors; {THE_DTYPES}")
+        raise SpecError(f"{dtype!r:.80} is not a dtype of tensors; {THE_DTYPES}")
     if not holds(found):
         raise SpecError(f"tensors of dtype {found} are not supported; {THE_DTYPES}")
     return _KNOWN[found]

@@ -102,6 +102,20 @@ def test_a_familiar_name_is_answered_by_flowrts() -> None:
                 getattr(MODULES[namespace], typed)
 
 
+def test_no_hint_names_what_is_not_public() -> None:
+    for namespace in ("fr", "fr.nn", "fr.random", "fr.quantize"):
+        module = MODULES[namespace]
+        for private in {*vars(module)} - {*module.__all__}:
+            with pytest.raises(AttributeError) as error:
+                getattr(module, f"{private}y")
+            assert f"{namespace}.{private}?" not in str(error.value)
+
+
+def test_what_losses_and_pooling_are_made_of_is_not_among_the_names_of_networks() -> None:
+    there = {name for name in vars(fr.nn) if not name.startswith("_")}
+    assert there == {*fr.nn.__all__} == {*dir(fr.nn)}
+
+
 def test_methods_that_tensors_have_elsewhere_are_answered_by_functions() -> None:
     with fr.Graph():
         for tensor in (fr.placeholder("float32", (2,)), fr.Variable(1.0)):

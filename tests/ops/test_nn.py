@@ -14,7 +14,7 @@ import flowrt.ops as fr
 from flowrt.base.errors import FlowrtError, SpecError
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Tensor, device
-from flowrt.ops import conv, nn
+from flowrt.ops import conv, entropy, pooling
 from flowrt.session import eager
 from flowrt.session.session import Session
 
@@ -45,7 +45,7 @@ HIGHER: list[tuple[str, Callable[[Any], Any]]] = [
     ("conv2d", lambda x: fr.square(fr.nn.conv2d(image(x), FILTERS, padding="SAME"))),
     ("conv2d of itself", lambda x: fr.nn.conv2d(image(x), fr.reshape(x[:2, :2], (2, 2, 1, 1)), 2, ((1, 0), (0, 1)))),
     ("max_pool2d", lambda x: fr.square(fr.nn.max_pool2d(image(x), 2, 1))),
-    ("max_pool2d_pick", lambda x: fr.square(nn.max_pool2d_pick(image(np.arange(12.0)), image(x)))),
+    ("max_pool2d_pick", lambda x: fr.square(pooling.max_pool2d_pick(image(np.arange(12.0)), image(x)))),
     ("avg_pool2d", lambda x: fr.square(fr.nn.avg_pool2d(image(x), 2, 1, "SAME"))),
     ("batch_norm", lambda x: fr.square(fr.nn.batch_norm(x, x[0], x[1], axis=0)[0])),
     ("sigmoid_cross_entropy", lambda x: fr.nn.sigmoid_cross_entropy(x, x * x)),
@@ -162,7 +162,7 @@ def test_an_index_out_of_range_fails_the_step(indices: Sequence[int]) -> None:
 @pytest.mark.parametrize("label", [-1, 3])
 def test_a_label_that_is_no_class_fails_the_step(label: int) -> None:
     labels = np.int64([0, label])
-    for op, also in ((fr.nn.softmax_cross_entropy, ()), (nn.class_cross_entropy_slope, (X[:, 0],))):
+    for op, also in ((fr.nn.softmax_cross_entropy, ()), (entropy.class_cross_entropy_slope, (X[:, 0],))):
         with pytest.raises(FlowrtError, match="a label is not among the classes"):
             op(X, labels, *also)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flowrt.ops as fr
-from flowrt.ops import nn
+from flowrt.ops import entropy
 
 Array = np.ndarray[Any, Any]
 TINY = float(np.finfo(np.float32).tiny)
@@ -68,8 +68,8 @@ def test_slopes_of_losses_are_as_exact_as_their_softmax(length: int) -> None:
     labels, hot = np.int32([0, length // 2, length - 1]), np.zeros((3, length), np.float32)
     hot[np.arange(3), labels] = 1
     want = each[:, None] * (np.exp(log_softmax(x)) - hot)
-    np.testing.assert_allclose(nn.class_cross_entropy_slope(x, labels, each), want, rtol=ROUNDED, atol=5e-7)
-    np.testing.assert_allclose(nn.cross_entropy_slope(x, hot, each), want, rtol=ROUNDED, atol=5e-7)
+    np.testing.assert_allclose(entropy.class_cross_entropy_slope(x, labels, each), want, rtol=ROUNDED, atol=5e-7)
+    np.testing.assert_allclose(entropy.cross_entropy_slope(x, hot, each), want, rtol=ROUNDED, atol=5e-7)
 
 
 @pytest.mark.parametrize("length", [1, 10, 32, 33])
@@ -84,8 +84,8 @@ def test_rows_that_are_computed_together_answer_as_each_by_itself(length: int, d
         (fr.nn.log_softmax, (x,)),
         (fr.nn.softmax_cross_entropy, (x, labels)),
         (fr.nn.softmax_cross_entropy, (x, weights)),
-        (nn.class_cross_entropy_slope, (x, labels, each)),
-        (nn.cross_entropy_slope, (x, weights, each)),
+        (entropy.class_cross_entropy_slope, (x, labels, each)),
+        (entropy.cross_entropy_slope, (x, weights, each)),
     ]
     for function, given in functions:
         alone = [function(*(a[i : i + 1] for a in given)) for i in (0, 4, 5, 6, 203, 204, 600, 699)]

@@ -12,7 +12,7 @@ from op_examples_windows import WINDOWS
 
 import flowrt.ops as fr
 from flowrt.base.spec import Spec
-from flowrt.ops import conv, index, linalg, nn, recurrent, routing, slices
+from flowrt.ops import conv, entropy, index, linalg, nn, recurrent, routing, slices
 from flowrt.ops import parts as parted
 from flowrt.ops.moments import standardize, sums_about
 
@@ -533,13 +533,13 @@ NN = [
     ),
     Example(
         "class_cross_entropy_slope",
-        nn.class_cross_entropy_slope,
+        entropy.class_cross_entropy_slope,
         (LOGITS, CLASSES, normal(2, 3, seed=9)),
         lambda x, i, dy: dy[..., None] * (_softmax(x) - _hot(i, 4)),
     ),
     Example(
         "cross_entropy_slope",
-        nn.cross_entropy_slope,
+        entropy.cross_entropy_slope,
         (LOGITS, normal(2, 3, 4, seed=8), normal(2, 3, seed=9)),
         lambda x, w, dy: dy[..., None] * (_softmax(x) * w.sum(-1, keepdims=True) - w),
     ),

@@ -9,7 +9,7 @@ import numpy as np
 from example import Example, integers, normal
 
 import flowrt.ops as fr
-from flowrt.ops import conv, nn
+from flowrt.ops import conv, pooling
 
 NAN = np.float32("nan")
 
@@ -130,12 +130,12 @@ def _pooling(x: np.ndarray, size: Any, strides: Any, edges: Any, *how: Any, note
         Example("max_pool2d", lambda x: fr.nn.max_pool2d(x, *how), (x,), pick, quiet, note=note),
         Example(
             "max_pool2d_spread",
-            lambda dy: nn.max_pool2d_spread(x, dy, *how),
+            lambda dy: pooling.max_pool2d_spread(x, dy, *how),
             (dy,),
             spread,
             note=note,
         ),
-        Example("max_pool2d_pick", lambda v: nn.max_pool2d_pick(x, v, *how), (values,), pick, note=note),
+        Example("max_pool2d_pick", lambda v: pooling.max_pool2d_pick(x, v, *how), (values,), pick, note=note),
     ]
 
 
@@ -160,7 +160,7 @@ def _average(x: np.ndarray, size: Any, strides: Any, edges: Any, *how: Any, note
         ),
         Example(
             "avg_pool2d_spread",
-            lambda dy: nn.avg_pool2d_spread(dy, x.shape, *how),
+            lambda dy: pooling.avg_pool2d_spread(dy, x.shape, *how),
             (dy,),
             lambda dy: np.einsum("ijhw,nijc->nhwc", shares, dy).astype(dy.dtype),
             note=note,

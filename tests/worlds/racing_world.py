@@ -22,7 +22,7 @@ import flowrt.ops as fr
 from flowrt.base.spec import Spec
 from flowrt.kernels.cuda import twins
 from flowrt.kernels.language.table import KERNELS, Form
-from flowrt.ops import index, nn, running, slices
+from flowrt.ops import entropy, index, nn, running, slices
 from flowrt.ops.moments import sums_about
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ SHARED = (
     Example("softmax", fr.nn.softmax, (WIDE,)),
     Example("log_softmax", lambda x: fr.nn.log_softmax(x, axis=0), (TALL,)),
     Example("class_cross_entropy", fr.nn.softmax_cross_entropy, (WIDE, CLASSES)),
-    Example("class_cross_entropy_slope", nn.class_cross_entropy_slope, (WIDE, CLASSES, normal(5))),
+    Example("class_cross_entropy_slope", entropy.class_cross_entropy_slope, (WIDE, CLASSES, normal(5))),
     Example("cross_entropy", fr.nn.softmax_cross_entropy, (WIDE, SHARES)),
-    Example("cross_entropy_slope", nn.cross_entropy_slope, (WIDE, SHARES, normal(5))),
+    Example("cross_entropy_slope", entropy.cross_entropy_slope, (WIDE, SHARES, normal(5))),
     *(Example("moments", lambda x, a=axis: nn.moments(x, a), (x,)) for axis, x in ((0, LONG.T), (1, WIDE))),
     *(Example("sums_about", sums_about, (x, x, x[:1] * 0)) for x in (LONG.T, TALL)),
     Example("scatter_add", lambda u, i: index.scatter_add(u, i, (6, 2)), (normal(24, 2), ROWS)),

@@ -18,8 +18,8 @@ from flowrt.base.spec import is_float, is_half
 from flowrt.graph import Tensor
 from flowrt.onnx.reading.reader import NodeCall, Unreadable, Value, known, reads
 from flowrt.onnx.types import dtype_of
+from flowrt.ops.activation import softplus
 from flowrt.ops.inference import described
-from flowrt.ops.nn import softplus
 
 Curve = Callable[..., Any]  # of entries, and of what a node says by attributes
 Binary = Callable[[Any, Any], Any]
