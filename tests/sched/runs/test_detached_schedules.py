@@ -26,9 +26,12 @@ from flowrt.base.valueclass import valueclass
 from flowrt.data.order import BatchOrder
 from flowrt.data.sources import Source
 from flowrt.ledger.writer import LedgerWriter
+from flowrt.sched.drivers.messages import Gone
+from flowrt.sched.policies import FirstOf
 from flowrt.sched.replica import reading
 from flowrt.sched.server import detached
 from flowrt.session.resting import Rests
+from flowrt.train.detached import DetachedRun
 
 SEEDS = 16
 WINDOW = 4
@@ -250,3 +253,28 @@ def test_whoever_comes_leaves_and_dies_every_version_is_seen_and_every_batch_is_
 def test_who_needs_no_permission_orders_what_all_have_offered() -> None:
     rng = random.Random(7000129)  # once nobody asked whether a version may be ordered that was not allowed yet
     simulate(rng, lambda: replicas_die_detached(rng, BRIEF))
+
+
+def test_nobody_begins_a_replica_again_for_a_client_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, rest = list[bool](), DetachedRun.rest
+
+    async def rest_as_one_is_lost(run: Any) -> None:
+        await rest(run)
+        run.hear(run._program.servers[0], Gone(run.number, 1, run._incarnations[1], 0))
+        begun.append(bool(run._joining))
+
+    async def leaves() -> None:
+        world = World(random.Random(1), FirstOf(1), replicas=2, servers=1)
+        world.allowed = 1 << 40
+        seen = Seen(world, 40)
+        with reading_in(world):
+            async with left_whole(world):
+                with monkeypatch.context() as patched:
+                    patched.setattr(DetachedRun, "rest", rest_as_one_is_lost)
+                    assert not await seen.client("one", 3)
+                assert await seen.client("another", None)
+                seen.check()
+
+    simulate(random.Random(1), leaves)
+    assert begun
+    assert not any(begun)
