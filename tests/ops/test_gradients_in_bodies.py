@@ -212,3 +212,18 @@ def test_a_gradient_that_would_stack_too_many_axes_says_so_by_name() -> None:
         y = fr.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, fr.sin(v) * v), (0, x), name="turns")[1]
         with pytest.raises(SpecError, match=r"'turns' .*test_gradients_in_bodies.py.*at most 8.*tell all its sizes"):
             fr.gradients(y, [x])
+
+
+def test_what_a_loop_makes_of_parts_of_other_sizes_is_made_again_on_the_way_back() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float64", (4,))
+
+        def body(n: fr.Tensor, total: fr.Tensor) -> tuple[fr.Tensor, fr.Tensor]:
+            part = fr.exp(2.0 * fr.boolean_mask(x, fr.arange(4) <= n))
+            return n + 1, total + fr.sum(part * part)
+
+        _, total = fr.while_loop(lambda n, total: n < 3, body, (np.int64(0), np.float64(0)))
+        (slope,) = fr.gradients([total], [x])
+    given = np.array([0.1, 0.2, 0.3, 0.4])
+    with fr.BlockingSession(graph) as session:
+        np.testing.assert_allclose(session.run(slope, {x: given}), 4 * np.exp(4 * given) * [3, 2, 1, 0])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tape_world import PlanMaker, array, divided, interpret, random_plan, tape_of, whole_region, words
 
+from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.launch import Operand
 from flowrt.sched.host.lanes import Crew
@@ -110,6 +113,22 @@ def test_one_that_is_only_read_or_whose_rows_are_moved_may_not() -> None:
     tape = tape_of(make.plan(added), array(2, 8), np.array([1, 3]))
     assert {name for _, name in tape.variables} == {"read", "rows"}
     assert not tape.whole_writes
+
+
+def test_nobody_is_told_of_rows_whose_groups_could_not_be_made() -> None:
+    make = PlanMaker()
+    x, ids = make.feed("float32", (2, 8)), make.feed("int64", (2,))
+    groups = make.node("group_rows", ids, make.constant(np.int64(2)), size=4, absent=False)
+    where: Mapping[str, Any] = {"resource": "rows", "container": "", "dtype": "float32", "shape": (4, 8)}
+    make.node("add_rows", x, groups, make.constant(np.ones(8)), **where)
+    state, told = array(4, 8), list[Any]()
+    ids_given = np.array([1, 3]), np.array([1, 4])
+    tape = tape_of(make.plan(), array(2, 8), ids_given[0])
+    for given in ids_given:
+        run = partial(tape.run, words(), [array(2, 8), given], [address(state)])
+        with pytest.raises(FlowrtError, match="out of range") if given[1] == 4 else nullcontext():
+            run(before=lambda write, groups: told.append(groups.copy()))
+        assert len(told) == 1
 
 
 @dataclass

@@ -284,12 +284,13 @@ def test_a_kernel_that_fails_halfway_leaves_the_variable_as_it_was() -> None:
     assert state["w"].tolist() == [7, 7, 7, 7]
 
 
-def test_an_assignment_waits_for_what_it_was_told_to_wait_for() -> None:
+@pytest.mark.parametrize("control", [[1], [0, 1], [1, 0]])
+def test_an_assignment_waits_for_what_it_was_told_to_wait_for(control: list[int]) -> None:
     make = PlanMaker()
     g = make.feed("float32", (4,))
     new = make.node("square", g)
     make.node("sharing_test_checked", g)
-    make.write("assign", "w", new, control=[make.last])
+    make.write("assign", "w", new, control=control)
     state = {"w": np.full(4, 7, np.float32)}
     with pytest.raises(FlowrtError, match="sharing_test_checked_1"):
         run(make.plan(), state, -np.ones(4, np.float32))
