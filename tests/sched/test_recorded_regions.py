@@ -300,3 +300,27 @@ def test_a_blocking_step_visits_the_lane_once(world: World) -> None:
         with pytest.raises(fr.FlowrtError):
             step(np.ones((4, 6), np.float32))
         assert np.isfinite(step(batch)[0])
+
+
+async def test_a_step_of_several_regions_is_recorded_though_a_later_one_writes_what_an_earlier_one_reads(
+    world: World,
+) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (3,))
+        with fr.device("recorder:0"):
+            w = fr.Variable(np.ones(3, np.float32), name="w")
+            y = x * w
+        with fr.device("cpu:0"):
+            z = fr.exp(y)
+        with fr.device("recorder:0"):
+            step = w.assign_sub(z * w / 8)
+    given, expected = np.float32([0.1, 0.2, 0.3]), np.ones(3, np.float32)
+    async with fr.Session(graph, options=fr.Options(devices=("recorder:0", "cpu:0"))) as session:
+        for _ in range(20):
+            world.opened[-1].calls.clear()
+            await session.run(step, {x: given})
+            expected = expected - np.exp(given * expected) * expected / 8
+        calls = world.calls()
+        np.testing.assert_allclose(await session.run(w), expected, rtol=1e-5)
+    assert calls.count("replay") == 2
+    assert "launch" not in calls

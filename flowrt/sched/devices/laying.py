@@ -160,13 +160,19 @@ def lay(
             specs, taken = lives.operands(index), len(node.inputs)
             kernel = prepare(node, node.op, specs[:taken], specs[taken:], node.attrs)
             kernels[index] = _Whole(kernel, taken, tuple(range(len(specs))))
-    layer = _Layer(lives, kernels, share(lives, kernels), prepare, copies)
+    layer = _Layer(lives, kernels, share(lives, kernels), prepare, copies, _last_writes(plan))
     layer.decide_outputs()
     layer.issue()
     return layer.layout()
 
 
 def _compute_once(lives: Lives, evaluate: Evaluate) -> None:
+def _last_writes(plan: Plan) -> Mapping[Name, int]:
+    """The position of the last node of the plan that writes each variable."""
+    writers = ((position, node) for position, node in enumerate(plan.nodes) if writes(node.op))
+    return {name: position for position, node in writers for name in resources_of(node)}
+
+
     """Compute once what needs nothing but constants: a launch takes long, however little it does."""
     for index, node, values in lives.nodes():
         outputs = [lives.specs[value] for value in values]
@@ -188,6 +194,7 @@ class _Layer:
     prepare: PrepareKernel
     copies: CopyKernels
     homes: dict[int, Home] = field(default_factory=dict)  # root → where it lies
+    last_writes: Mapping[Name, int]
     memory: dict[Name, Home] = field(default_factory=dict)
     leaving: dict[int, Home] = field(default_factory=dict)  # root that has memory of its own
     within: list[Home] = field(default_factory=list)
@@ -209,9 +216,15 @@ class _Layer:
                 self.leaving.setdefault(root, Home(In.OUTPUT, len(self.leaving)))
 
     def _is_lent(self, root: int) -> bool:
-        """Whether a value is what a variable holds, which the region does not write."""
-        node = self.lives.node(self.lives.of[root].first)
-        return node.op == READ and not self.sharing.written[resource_of(node)]
+        """Whether a value is what a variable holds, which nothing of the plan writes while it is looked at.
+
+        A variable that is looked at is written elsewhere, and what is recorded of it is lost.
+        """
+        lives, index = self.lives, self.lives.of[root].first
+        node = lives.node(index)
+        if node.op != READ or self.sharing.written[resource_of(node)]:
+            return False
+        return self.last_writes.get(resource_of(node), -1) < lives.region.nodes[index]
 
     def _home_of(self, value: int) -> Home:
         """Where a value lies that a launch takes."""
