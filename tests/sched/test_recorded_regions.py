@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ONE = fr.Options(devices=("recorder:0",))
 RUN_WORDS = 4
+REFUSING = 1 << 19  # bytes of a device that records nothing
 
 
 class Recording:
@@ -75,6 +76,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
             self.calls: list[str] = []
 
         def record(self, launches: Sequence[Any]) -> Recording:
+            if self.limit == REFUSING:
+                raise OSError("a launch that no recording holds")
             return Recording(self, launches)
 
     for name in ("allocate", "launch", "copy", "finish"):
@@ -324,3 +327,15 @@ async def test_a_step_of_several_regions_is_recorded_though_a_later_one_writes_w
         np.testing.assert_allclose(await session.run(w), expected, rtol=1e-5)
     assert calls.count("replay") == 2
     assert "launch" not in calls
+
+
+async def test_what_no_recording_holds_is_launched_each_time_and_the_log_says_so(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.limit = REFUSING
+    given = batches(4, 4, 4, 4)
+    there = await losses(ONE, given)
+    np.testing.assert_allclose(there, await losses(fr.Options(), given), rtol=1e-5)
+    (told,) = [line for line in caplog.messages if line.startswith("recorder:0 launches each time anew what it cannot")]
+    assert "record: one of 27: matmul 'matmul' (" in told
+    assert told.endswith(": OSError: a launch that no recording holds")

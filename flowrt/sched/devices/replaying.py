@@ -8,6 +8,7 @@ nobody else looks at any of these. What is recorded is idle memory between runs,
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.base.errors import ResourceError, StepCancelled
+from flowrt.base.errors import DeviceLost, FlowrtError, ResourceError, StepCancelled
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, replace_value, spec_of, value_known
 from flowrt.base.valueclass import valueclass
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from flowrt.sched.regions.regions import Region
     from flowrt.sched.units import Unit
 
+_log = logging.getLogger(__name__)
 Value: TypeAlias = "DeviceArray | Array"
 LAID_OUT = 64  # layouts of a region that are kept, each for inputs of other sizes
 RECORDED = 8  # of them that keep memory
@@ -304,7 +306,7 @@ class WholeRegions:
         inputs: Sequence[Value],
         taken: Sequence[tuple[int, Any]],
     ) -> _Again | None:
-        """The layout as the device does it again; None where there is no memory for what that takes beside."""
+        """The layout as the device does it again; None where it cannot, or has no memory for what that takes beside."""
         assert self._record is not None
         kept = list(_with_memory(self._known[region]))
         for known in kept[: max(0, len(kept) - RECORDED + 1)]:
@@ -320,7 +322,11 @@ class WholeRegions:
                     told[0] = [*staging.before, *told[0]]
                     told[-1] += staging.after
                 recorded = [self._record(stretch) for stretch in told]
-        except ResourceError:
+        except DeviceLost:
+            raise
+        except FlowrtError as error:
+            if not isinstance(error, ResourceError):
+                _log.warning("%s launches each time anew what it cannot record: %s", self._arena.device.name, error)
             return None
         starts = (len(staging.before), *(0 for _ in recorded))
         stretches = [
