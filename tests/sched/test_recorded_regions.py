@@ -339,3 +339,15 @@ async def test_what_no_recording_holds_is_launched_each_time_and_the_log_says_so
     (told,) = [line for line in caplog.messages if line.startswith("recorder:0 launches each time anew what it cannot")]
     assert "record: one of 27: matmul 'matmul' (" in told
     assert told.endswith(": OSError: a launch that no recording holds")
+
+
+async def test_constants_go_where_memory_is_short(world: World) -> None:
+    """Those of other sizes: a step that had its memory has it again."""
+    world.limit = 20_000
+    with fr.Graph() as graph, fr.device("recorder:0"):
+        x = fr.placeholder("float32", (None,))
+        (slope,) = fr.gradients(fr.mean(x * fr.cumsum(x)), [x])
+    async with fr.Session(graph, options=ONE) as session:
+        for size in (1000, 900, 800, 700, 600, 500, 1000):
+            found = await session.run(slope, {x: np.ones(size, np.float32)})
+            np.testing.assert_allclose(found, np.full(size, (size + 1) / size), rtol=1e-4)

@@ -98,8 +98,9 @@ class LaidTensor:
 class RegionLayout:
     """What a region comes to. ``written`` are the inputs, by number, that are copied in, and where to.
 
-    ``variables`` and their specs are numbered as homes number them; ``changed`` are those that are written. ``tensors``
-    are what it needs without a piece of memory for all, in the order of nodes.
+    ``variables`` and their specs are numbered as homes number them; ``changed`` are those that are written. So are
+    ``constants``, each with the node that makes it. ``tensors`` are what it needs without a piece of memory for all, in
+    the order of nodes.
     """
 
     stretches: tuple[tuple[PlacedKernel, ...], ...]
@@ -108,7 +109,7 @@ class RegionLayout:
     variables: tuple[Name, ...]
     specs: tuple[Spec, ...]
     changed: frozenset[Name]
-    constants: tuple[Array, ...]
+    constants: tuple[tuple[Array, int], ...]
     nbytes: int
     tensors: tuple[LaidTensor, ...]
 
@@ -166,13 +167,13 @@ def lay(
     return layer.layout()
 
 
-def _compute_once(lives: Lives, evaluate: Evaluate) -> None:
 def _last_writes(plan: Plan) -> Mapping[Name, int]:
     """The position of the last node of the plan that writes each variable."""
     writers = ((position, node) for position, node in enumerate(plan.nodes) if writes(node.op))
     return {name: position for position, node in writers for name in resources_of(node)}
 
 
+def _compute_once(lives: Lives, evaluate: Evaluate) -> None:
     """Compute once what needs nothing but constants: a launch takes long, however little it does."""
     for index, node, values in lives.nodes():
         outputs = [lives.specs[value] for value in values]
@@ -193,8 +194,8 @@ class _Layer:
     sharing: Sharing
     prepare: PrepareKernel
     copies: CopyKernels
-    homes: dict[int, Home] = field(default_factory=dict)  # root → where it lies
     last_writes: Mapping[Name, int]
+    homes: dict[int, Home] = field(default_factory=dict)  # root → where it lies
     memory: dict[Name, Home] = field(default_factory=dict)
     leaving: dict[int, Home] = field(default_factory=dict)  # root that has memory of its own
     within: list[Home] = field(default_factory=list)
@@ -330,7 +331,10 @@ class _Layer:
             variables=tuple(self.memory),
             specs=tuple(lives.held[name] for name in self.memory),
             changed=frozenset(region.writes),
-            constants=tuple(np.ascontiguousarray(array) for array in lives.constants.values()),
+            constants=tuple(
+                (np.ascontiguousarray(array), region.nodes[lives.of[root].first])
+                for root, array in lives.constants.items()
+            ),
             nbytes=total,
             tensors=tuple(self._tensors()),
         )

@@ -132,10 +132,12 @@ class WholeRegions:
         return found
 
     def let_go(self) -> None:
-        """Have nothing recorded any more, as memory is short."""
+        """Have nothing recorded any more, nor constants there, as memory is short."""
         for layouts in self._known.values():
-            for known in _with_memory(layouts):
-                known.again.clear()
+            for known in layouts.values():
+                if known is not None:
+                    known.again.clear()
+                    known.constants = None
 
     # ── layouts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -185,16 +187,17 @@ class WholeRegions:
 
     def _in_pieces(self, known: _Known, unit: Unit | BodyUnit) -> _DeviceMemory:
         layout, arena, first = known.layout, self._arena, self._plan.nodes[unit.nodes[0]]
-        if known.constants is None:
-            hold, where = self._arena.hold, f"constant of {first.where()}"
-            known.constants = [hold(array, where) for array in layout.constants]
+        constants = known.constants or [
+            arena.hold(array, self._plan.nodes[node].where()) for array, node in layout.constants
+        ]
+        known.constants = constants  # which are let go of where there is no memory for the rest
         within = arena.empty(Spec("uint8", (layout.nbytes,)), f"{layout.launches} launches from {first.where()} on")
         made: dict[int, DeviceArray] = {}
         for leaving in layout.outputs:
             if leaving.home.memory is In.OUTPUT and leaving.home.place not in made:
                 made[leaving.home.place] = arena.empty(leaving.spec, self._plan.nodes[leaving.node].where())
         outputs = [made[number] for number in range(len(made))]
-        return _DeviceMemory(within, outputs, self._variables(layout, unit), known.constants)
+        return _DeviceMemory(within, outputs, self._variables(layout, unit), constants)
 
     def _check(self, layout: RegionLayout) -> None:
         """Raise `ResourceError` where the region does not fit, however it is issued: before anything of it is."""
@@ -405,8 +408,8 @@ class WholeRegions:
                     found.append(memory.outputs[home.place].seen_as(spec))
                 case In.VARIABLE:
                     found.append(memory.variables[home.place].seen_as(spec))
-                case _ if may_size(layout.constants[home.place]):  # which those who infer shapes must see
-                    found.append(layout.constants[home.place].reshape(spec.concrete))
+                case _ if may_size(layout.constants[home.place][0]):  # which those who infer shapes must see
+                    found.append(layout.constants[home.place][0].reshape(spec.concrete))
                 case _:
                     found.append(memory.constants[home.place].seen_as(spec))
         return found
