@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import weakref
 from contextlib import aclosing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -571,3 +572,27 @@ async def test_a_step_that_cannot_fit_is_refused_before_anything_of_it_runs(open
             await session.run(y, {x: np.zeros(8000, np.float32)})
         assert opened[0].launched == before
         assert await session.run(count) == 1
+
+
+async def test_the_words_of_every_kernel_stay_until_what_was_issued_is_done(
+    opened: Any, arena: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device looks at them when it comes to the launch, also at those of a kernel that cannot fail."""
+    monkeypatch.delattr(arena.Arena, "part")  # its nodes are issued one by one
+    given: list[weakref.ref[Any]] = []
+    there: list[bool] = []
+    launch = arena.Arena.launch
+
+    def launched(self: Any, kernel: Any, operands: Any, words: Any) -> None:
+        given.append(weakref.ref(words))
+        launch(self, kernel, operands, words)
+
+    monkeypatch.setattr(arena.Arena, "launch", launched)
+    monkeypatch.setattr(arena.Arena, "finish", lambda self: there.extend(words() is not None for words in given))
+    with fr.Graph() as graph, fr.device("arena:0"):
+        x = fr.placeholder("float32", (3,))
+        y = fr.cumsum(fr.tanh(x) + fr.random.normal((3,), seed=1))
+    async with fr.Session(graph, options=ONE) as session:
+        await session.run(y, {x: np.zeros(3, np.float32)})
+    assert len(there) >= 2
+    assert all(there)

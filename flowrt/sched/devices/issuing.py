@@ -51,11 +51,14 @@ PREPARED_PER_NODE = 64
 
 @dataclass(slots=True)
 class _UnitRun:
-    """One unit being carried out: the run's words, those of each kernel that may fail, and what is not waited for."""
+    """One unit being carried out: the run's words, those of each kernel that may fail, and what is not waited for.
+
+    The device may look at the words of any kernel until it is.
+    """
 
     words: Array
     failing: list[tuple[PlanNode, Array]]
-    issued: list[PlanNode]
+    issued: list[tuple[PlanNode, Array]]
 
 
 class Issuer:
@@ -185,13 +188,13 @@ class Issuer:
         words = run.words.copy()
         with Naming([node]):
             kernel.launch([array.storage.memory for array in (*operands, *scratch)], words)
-        run.issued.append(node)
+        run.issued.append((node, words))
         if kernel.may_fail:
             run.failing.append((node, words))
 
     def _finish(self, run: _UnitRun) -> None:
         """Wait for what was issued, and look what became of it."""
-        finish(self._arena.driver, run.issued)
+        finish(self._arena.driver, (node for node, _ in run.issued))
         run.issued.clear()
         for node, words in run.failing:
             check(words, node.op, node.where)
