@@ -16,7 +16,7 @@ from imitated_driver import ImitatedDriver
 
 from flowrt.base.errors import DeviceLost, ResourceError
 from flowrt.kernels.cuda.copies import CudaCopies
-from flowrt.kernels.cuda.driver import FATAL, CudaDriver, is_fatal
+from flowrt.kernels.cuda.driver import FATAL, CudaDriver, is_fatal, open_driver
 from flowrt.kernels.cuda.gpu import CudaGpu, GpuArray, GpuMemory, check_compiler
 from flowrt.kernels.nvidia import calls
 from flowrt.kernels.nvidia.calls import CudaCallError
@@ -26,6 +26,7 @@ GRAPH, READY = driver.CUgraph(64), driver.CUgraphExec(64)
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "start": (),
     "retain_context": (0,),
+    "total_memory": (0,),
     "create_stream": (),
     "destroy_stream": (STREAM,),
     "synchronize": (STREAM,),
@@ -95,6 +96,7 @@ def test_memory_that_is_out_is_a_memory_error() -> None:
 
 def test_what_a_gpu_does_not_survive_is_told_from_what_it_does() -> None:
     assert is_fatal(calls.CudaCallError("cuStreamSynchronize", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal access"))
+    assert is_fatal(calls.CudaCallError("cuStreamSynchronize", 999, "CUDA_ERROR_UNKNOWN", "off the bus"))
     assert is_fatal(RuntimeError("CUDA_ERROR_LAUNCH_FAILED: an exception occurred on the device"))
     assert not is_fatal(calls.CudaCallError("cuGraphInstantiate", 801, "CUDA_ERROR_NOT_SUPPORTED", "not supported"))
     assert not is_fatal(ValueError("cannot compile: assert x > 0"))
@@ -149,6 +151,10 @@ def imitated(monkeypatch: pytest.MonkeyPatch) -> ImitatedDriver:
     made = ImitatedDriver()
     made.stand_in(monkeypatch)
     return made
+
+
+def test_a_gpu_holds_no_more_than_it_has_so_a_step_that_never_fits_is_refused_at_once(imitated: ImitatedDriver) -> None:
+    assert open_driver(0).limit == imitated.total_memory(0)
 
 
 def test_memory_is_given_back_in_its_thread_once_no_array_lies_in_it(imitated: ImitatedDriver) -> None:

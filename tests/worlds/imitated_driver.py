@@ -67,6 +67,9 @@ class ImitatedDriver:
 
     destroy_stream = destroy_event = destroy_graph = destroy_replayable = _gone
 
+    def total_memory(self, index: int) -> int:
+        return 1 << 30
+
     def find_pool(self, index: int) -> str:
         return "pool"
 

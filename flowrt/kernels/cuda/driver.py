@@ -54,6 +54,7 @@ FATAL = {
     721: "TENSOR_MEMORY_LEAK",
     810: "MPS_CLIENT_TERMINATED",
     911: "EXTERNAL_DEVICE",
+    999: "UNKNOWN",  # as of a GPU that has fallen off the bus
 }
 """Errors of CUDA's after which a process can do nothing any more on that GPU, by number and by name."""
 
@@ -92,20 +93,18 @@ _simulator = threading.Lock()
 
 def open_driver(index: int) -> CudaDriver:
     """The GPU of that number. Raises where it can compute nothing for this process."""
-    if not SIMULATED:
-        from flowrt.kernels.cuda.gpu import check_usable
+    if SIMULATED:
+        return CudaDriver(index)
+    from flowrt.kernels.cuda.gpu import check_usable
 
-        check_usable(index)
-    return CudaDriver(index)
+    return CudaDriver(index, check_usable(index))
 
 
 class CudaDriver:
     """One GPU; see `flowrt.sched.devices.driver.Driver`, whose methods these are."""
 
-    limit: int | None = None  # an allocation tells when there is no more
-
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, index: int, limit: int | None = None) -> None:
+        self._index, self.limit = index, limit
         self._opened: tuple[Gpu, CudaCopies] | None = None
         self._failing: list[tuple[Any, Array]] = []  # the words of kernels that may fail, there and here
         self._row: Any = None  # the words in the GPU's memory of what is recorded now

@@ -77,14 +77,18 @@ class GpuArray:
         return GpuArray(self._owner, self.address, self.dtype, (self.size,) if wanted == (-1,) else wanted)
 
 
-def check_usable(index: int) -> None:
-    """Raise where a GPU can compute nothing for this process; in any thread. Its primary context stays from now on."""
+def check_usable(index: int) -> int:
+    """The bytes of memory that a GPU has; in any thread. Its primary context stays from now on.
+
+    Raises where it can compute nothing for this process.
+    """
     check_compiler()
     calls.start()
     try:
         calls.retain_context(index)
     except MemoryError:
         raise ResourceError("its memory is full already, of others") from None
+    return calls.total_memory(index)
 
 
 def check_compiler() -> None:

@@ -32,6 +32,7 @@ def count() -> int:
 
 
 _MEANS = {
+    3: ", not initialized: was this process forked from one that had used a GPU?",
     100: ", no device",
     803: ", its library is of another version than its kernel module",
     999: ", unknown: has the GPU fallen off the bus?",

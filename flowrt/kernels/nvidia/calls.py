@@ -62,6 +62,11 @@ def retain_context(index: int) -> None:
     _call(_driver().cuDevicePrimaryCtxRetain, _driver().CUdevice(index))
 
 
+def total_memory(index: int) -> int:
+    """The bytes of memory that a GPU has."""
+    return int(_call(_driver().cuDeviceTotalMem, _driver().CUdevice(index)))
+
+
 # ── streams and events ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
