@@ -15,7 +15,7 @@ import numpy as np
 from kept import tell
 
 import flowrt as fr
-from flowrt.devices import cuda
+from flowrt.devices import cuda as gpu  # whatever a kernel calls it
 from flowrt.kernels.cuda import present
 
 Job = tuple[Any, Any, Any, Callable[[Any], tuple[Any, Any]]]  # two placeholders, the loss, and what draws a batch
@@ -189,7 +189,7 @@ def half_step(x: fr.Spec, width: float = 1.0) -> fr.Spec:
 @fr.kernel("half_step", on="cuda")
 def half_step_on_cuda(x: Any, out: Any, width: float) -> None:
     xs, outs = x.reshape(-1), out.reshape(-1)
-    for i in range(cuda.grid(1), xs.size, cuda.gridsize(1)):
+    for i in range(gpu.grid(1), xs.size, gpu.gridsize(1)):
         outs[i] = xs[i] / (width + abs(xs[i]))
 
 

@@ -14,6 +14,7 @@ from numba import config, cuda
 from flowrt.kernels.cuda.simulator import mend_simulator
 from flowrt.kernels.language.table import JITABLES
 from flowrt.kernels.language.twin import SIMULATED
+from flowrt.kernels.language.twin import cuda as unbound
 
 if SIMULATED:
     mend_simulator()
@@ -30,8 +31,8 @@ _AS_A_DEVICE = {
 
 
 def bound(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with ``cuda`` for the twins' placeholder and its helpers compiled for the device."""
-    here = {"cuda": cuda, "fmod": math.fmod, **(_AS_A_DEVICE if SIMULATED else {})}
+    """``function`` with Numba's ``cuda`` for the twins' placeholder and its helpers compiled for the device."""
+    here = {"fmod": math.fmod, **(_AS_A_DEVICE if SIMULATED else {})}
     used = {n: _device_has(function.__globals__[n]) for n in function.__code__.co_names if n in function.__globals__}
     names = {**function.__globals__, **used, **here}
     cells = tuple(CellType(_device_has(cell.cell_contents)) for cell in function.__closure__ or ())
@@ -39,6 +40,8 @@ def bound(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _device_has(value: Any) -> Any:
+    if value is unbound:
+        return cuda
     return on_device(value) if isinstance(value, FunctionType) and value in JITABLES else value
 
 

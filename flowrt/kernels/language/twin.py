@@ -20,7 +20,7 @@ class _Unbound:
     """What stands for ``numba.cuda`` until a twin is compiled."""
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(f"cuda.{name} exists only inside a CUDA kernel")
+        raise RuntimeError(f"cuda.{name} exists only inside a CUDA kernel; import cuda by itself, from flowrt.devices")
 
 
 cuda: Any = _Unbound()
