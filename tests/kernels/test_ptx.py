@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from kept import keep, recall
 from places import told_by
+from test_cuda import ON_CUDA
+
+from flowrt.kernels.launch import COPY_OP, FILL_OP
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason="NVIDIA's compiler is made for Linux alone"),
 ]
-VARIANTS = 190  # and more: as many as the examples of all ops launch
+VARIANTS = 440  # and more: as many as the examples of all ops launch
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,10 @@ def compiled() -> dict[str, Any]:
 def test_every_variant_of_every_twin_compiles_to_ptx(compiled: dict[str, Any]) -> None:
     assert compiled["failures"] == []
     assert sum(compiled["compiled"].values()) >= VARIANTS
+
+
+def test_every_op_that_has_a_twin_is_among_them(compiled: dict[str, Any]) -> None:
+    assert set(compiled["ops"]) == ON_CUDA - {COPY_OP, FILL_OP}  # which pieces are made of
 
 
 def test_expressions_of_float32_compute_in_float32_but_for_those_that_round_or_have_large_arguments(

@@ -37,6 +37,7 @@ class World:
 
     def __init__(self) -> None:
         self.compiled: Counter[str] = Counter()
+        self.ops: set[str] = set()  # whose steps are among these, perhaps as those of another op
         self.failures: list[str] = []
         self.widened: set[str] = set()  # expressions of float32 alone that compute in float64
         self._seen: set[Any] = set()
@@ -52,6 +53,7 @@ class World:
             application = apply_kernel(op, inputs, outputs, attrs, "cuda")
         except FlowrtError:
             return  # no twin for these dtypes
+        self.ops.add(op)
         for step in application.steps:
             assert isinstance(step, LaunchStep)
             prepared = twins.PreparedStep(step)
@@ -69,6 +71,21 @@ class World:
                     self.widened |= {op} if ".f64" in ptx else set()
             except Exception as error:
                 self.failures.append(f"{op} of {signature}: {type(error).__name__}: {str(error)[:400]}")
+
+    def compile_moved(self) -> None:
+        """What moves rows of variables where they lie, which no example asks for by itself."""
+        moving = {"add": 0, "assign": 0, "momentum": 1, "adagrad": 1, "rmsprop": 2, "adam": 2}
+        for dtype, kept in (("float32", "float32"), ("float64", "float64"), ("bfloat16", "float32")):
+            given = [Spec(dtype, (7, 5)), Spec("int32", (23,)), Spec(kept, (8,))]
+            for op, slots in moving.items():
+                self.compile(f"{op}_rows", given, [Spec(dtype, (6, 5)), *[Spec(kept, (6, 5))] * slots], {})
+
+    def compile_large(self) -> None:
+        """What goes over more entries than 31 bits count: broadcast, transposed and dense."""
+        for inputs in (((1 << 16, 1 << 16), (1 << 16, 1)), ((1 << 31,), ()), ((1 << 32,), (1 << 32,))):
+            self.compile("add", [Spec("float32", shape) for shape in inputs], [Spec("float32", inputs[0])], {})
+        turned = Spec("float32", (1 << 8, 1 << 20, 1 << 4)), Spec("float32", (1 << 4, 1 << 8, 1 << 20))
+        self.compile("transpose", [turned[0]], [turned[1]], {"axes": (2, 0, 1)})
 
 
 def assemble(ptx: str) -> None:
@@ -99,7 +116,10 @@ def main() -> None:
             world.visit(example)
     for op, arrays, outputs, attrs in programs():
         world.compile(op, [spec_of(a) for a in arrays], outputs, attrs)
-    tell({"compiled": world.compiled, "failures": world.failures, "widened": sorted(world.widened)})
+    world.compile_moved()
+    world.compile_large()
+    found = {"compiled": world.compiled, "ops": sorted(world.ops)}
+    tell({**found, "failures": world.failures, "widened": sorted(world.widened)})
 
 
 if __name__ == "__main__":
