@@ -3,12 +3,13 @@
 The sides are those of compare.py, with ``--device cuda``: each a process of its own, all started together and measured
 in turns, whose first losses must be those of flowrt on this machine's cores. All products are of float32 (no TF32). The
 roofline is the least that the multiplications of a step take at the GPU's peak, which --peak tells. The host's cost of
-a replayed step is one call of its CUDA graph. (This file is not called cuda.py, as sides run in this folder: NVIDIA's
-package is.)
+a replayed step is one call of its CUDA graph. What --minutes leave no time for is named, not measured. (This file is
+not called cuda.py, as sides run in this folder: NVIDIA's package is.)
 
     CUDA=1 scripts/peers torch jax         # once; then, with flowrt[cuda13] or [cuda12] installed,
     python perf/gpu.py --peak 67e12        # an H100's float32 operations a second
     python perf/gpu.py --write             # and write docs/performance.md
+    FLOWRT_PEERS=DIR python perf/gpu.py    # by DIR/torch/bin/python and DIR/jax/bin/python, whichever they are
 """
 
 from __future__ import annotations
@@ -96,11 +97,11 @@ class Begun:
             raise Failed(f"losses on the GPU, {there}, are not the host's, {here}")
         return result
 
-    def wait(self) -> None:
-        """Have all be ready, so that none compiles beside what is measured."""
+    def wait(self, until: float) -> None:
+        """Have all be ready by then, so that none compiles beside what is measured; who is not is left out."""
         for process in self._all():
             with suppress(Failed):  # whose case says so
-                process.expect(READY_SECONDS)
+                process.expect(min(READY_SECONDS, max(1.0, until - time.monotonic())))
 
     def close(self) -> None:
         """End them all."""
@@ -172,9 +173,9 @@ def why_not() -> str:
         return str(error)
 
 
-def table(cases: Sequence[Case], rounds: int, seconds: float, peak: float) -> Iterator[str]:
+def table(cases: Sequence[Case], rounds: int, seconds: float, peak: float, minutes: float) -> Iterator[str]:
     """The lines of the table, one after the other as they are measured."""
-    reason = why_not()
+    reason, began = why_not(), time.monotonic()
     yield COLUMNS
     yield "|---" * (COLUMNS.count("|") - 1) + "|"
     if reason:
@@ -182,9 +183,11 @@ def table(cases: Sequence[Case], rounds: int, seconds: float, peak: float) -> It
         yield from ("", f"The host's cost of a replayed step: not measured: {reason}.")
         return
     with closing(Begun(cases)) as begun:
-        begun.wait()
+        begun.wait(began + 60 * minutes / 2)
         for case in cases:
             try:
+                if time.monotonic() > began + 60 * minutes:
+                    raise Failed("there was no time left")
                 result = begun.measured(case, rounds, seconds)
             except Failed as error:
                 yield f"| {case.what} | not measured: {error} | - | - | - | - |"
@@ -203,12 +206,13 @@ def main() -> None:
     parser.add_argument(
         "--peak", type=float, default=0.0, help="the GPU's float32 operations a second, for the roofline"
     )
+    parser.add_argument("--minutes", type=float, default=7.0, help="after which no workload is begun to be measured")
     parser.add_argument("--write", action="store_true", help="write docs/performance.md")
     given = parser.parse_args()
     chosen = [case for case in CASES if not given.cases or case.name in given.cases]
     lines = [this_machine.describe(), ""]
     print(lines[0])
-    for line in table(chosen, given.rounds, given.seconds, given.peak):
+    for line in table(chosen, given.rounds, given.seconds, given.peak, given.minutes):
         print(line, flush=True)
         lines.append(line)
     if given.write:

@@ -77,6 +77,7 @@ class Process:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by kill)
         self._said = b""
         self._first: dict[str, Any] | None = None  # a message that came, and that nobody has asked for
+        self._late = False  # whether it was ended, as it said nothing in time
         self._process = subprocess.Popen(
             command(peer, variant, case, threads),
             stdin=subprocess.PIPE,
@@ -88,8 +89,13 @@ class Process:
         )
 
     def expect(self, seconds: float) -> None:
-        """Wait until the next message is there, which the next `answer` answers."""
-        self._first = self.answer(seconds)
+        """Wait until the next message is there, which the next `answer` answers; who says none in time is ended."""
+        try:
+            self._first = self.answer(seconds)
+        except Failed:
+            self._late = self._process.poll() is None
+            self._process.kill()
+            raise
 
     def answer(self, seconds: float) -> dict[str, Any]:
         """The next message; lines that libraries print are passed over."""
@@ -119,6 +125,8 @@ class Process:
 
     def _last_words(self) -> str:
         self._process.wait()
+        if self._late:
+            return "no answer in time"
         self._errors.seek(0)
         lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else f"ended with {self._process.returncode}"
