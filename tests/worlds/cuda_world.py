@@ -19,7 +19,7 @@ from numba import float64, int32
 from op_examples import EXAMPLES, Example
 
 from flowrt.base.errors import GraphError
-from flowrt.base.spec import Spec
+from flowrt.base.spec import Spec, as_dtype
 from flowrt.kernels.cuda import fused, twins
 from flowrt.kernels.cuda.walk import walk_over
 from flowrt.kernels.language.table import KERNELS
@@ -122,14 +122,17 @@ def long() -> dict[str, float]:
     }
 
 
-def moved() -> dict[str, float]:
-    """How far rows of variables are apart at most, moved where they lie on the device and on the host."""
+def moved(dtype: str) -> dict[str, float]:
+    """How far rows of variables of a dtype are apart at most, moved where they lie on the device and on the host."""
     rng, found = np.random.default_rng(0), {}
-    values, indices = rng.normal(size=(7, 5)).astype(np.float32), np.array([2, 0, 2, -1, 5, 2, 0])
-    settings = np.abs(rng.normal(size=8)).astype(np.float32)
+    values, indices = (
+        (rng.normal(size=(7, 5)) * 8).round() / 8,
+        np.array([2, 0, 2, -1, 5, 2, 0]),
+    )  # whose sums are exact
+    values, settings = values.astype(as_dtype(dtype)), np.abs(rng.normal(size=8)).astype(np.float32)
     (groups,) = run_kernel("group_rows", [indices, np.int64([7])], [Spec("int32", (23,))], {"size": 6, "absent": False})
     for op, slots in (("add", 0), ("assign", 0), ("momentum", 1), ("adagrad", 1), ("rmsprop", 2), ("adam", 2)):
-        tables = [rng.random((6, 5)).astype(np.float32) for _ in range(1 + slots)]
+        tables = [rng.random((6, 5)).astype(as_dtype(dtype)), *(rng.random((6, 5)).astype("f") for _ in range(slots))]
         operands, here = [values, groups, settings], [table.copy() for table in tables]
         specs, outputs = ([Spec(a.dtype, a.shape) for a in some] for some in (operands, tables))
         gpu = twins.open_gpu(0)
@@ -144,7 +147,8 @@ def moved() -> dict[str, float]:
         host = prepare(f"{op}_rows", specs, outputs, {})
         local = [np.empty(spec.concrete, spec.dtype) for spec in host.scratch]
         host.run(RUN.copy().ctypes.data, [a.ctypes.data for a in (*operands, *here, *local)])
-        found[op] = max(float(np.abs(a - b).max().round(5)) for a, b in zip(tables, here, strict=True))
+        pairs = [[a.astype(np.float32) for a in both] for both in zip(tables, here, strict=True)]
+        found[op] = max(float(np.abs(a - b).max().round(5)) for a, b in pairs)
     return found
 
 
@@ -223,7 +227,8 @@ def main() -> None:
     world.compare_fused()
     world.compare_layers()
     found = {"compared": world.compared, "differences": world.differences, "long": long(), "refused": refused()}
-    found["moved"], found["turns"] = moved(), turns()
+    found["moved"] = {dtype: moved(dtype) for dtype in ("float32", "bfloat16", "float16")}
+    found["turns"] = turns()
     found["grouped"], found["beside"], found["asked"] = grouped(), beside(), asked()
     tell(found)
 

@@ -14,6 +14,7 @@ import numpy as np
 from flowrt.base.spec import Spec, is_half
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import THREADS, cuda
+from flowrt.kernels.ops.linalg import as_it_is
 from flowrt.kernels.ops.precision import BITS
 from flowrt.kernels.ops.slices import part
 from flowrt.kernels.teams.standing import Teams, add_team, divided, stand
@@ -95,29 +96,46 @@ def _moving_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapp
     return Call(call.views[:-1], teams.words, blocks=teams.blocks(lines))
 
 
-@jitable
-def sum_on_cuda(values: Any, groups: Any, group: int, k: int, held: Any, rank: int, width: int, apart: int) -> Any:
-    """An entry of the sum of a group's values, of which some rows have very many."""
-    count, total = (groups.size - 2) // 3, values.dtype.type(0)
-    j = groups[1 + group] + rank
-    while j < groups[2 + group]:
-        total += values[groups[2 * count + 2 + j], k]
-        j += width
-    return add_team(held, total, rank, width, apart)
+def _summed_on_cuda(read: Callable[..., Any]) -> Callable[..., Any]:
+    """The sum of what is ``read`` of a group's values, of which some rows have very many: an entry by each team."""
+
+    @jitable
+    def sum_entry(
+        values: Any, groups: Any, group: int, k: int, held: Any, rank: int, width: int, apart: int
+    ) -> Any:  # fmt: skip
+        count, total = (groups.size - 2) // 3, held.dtype.type(0)
+        j = groups[1 + group] + rank
+        while j < groups[2 + group]:
+            total += read(values[groups[2 * count + 2 + j], k])
+            j += width
+        return add_team(held, total, rank, width, apart)
+
+    return sum_entry
 
 
-@kernel("add_rows", "cuda", layout=_moving_on_cuda)
-def add_rows_on_cuda(values: Any, groups: Any, settings: Any, table: Any, width: int, apart: int) -> None:
-    """Every team moves one entry at a time: no row is in two groups."""
-    held, columns, count = cuda.shared.array(THREADS, values.dtype), table.shape[1], (groups.size - 2) // 3
-    (team, rank, teams), lines = stand(width, apart), groups[0] * columns
-    line = cuda.blockIdx.x * teams
-    while line < lines:
-        group, k = divided(min(line + team, lines - 1), columns)
-        found = sum_on_cuda(values, groups, group, k, held, rank, width, apart)
-        if rank == 0 and line + team < lines:
-            table[groups[count + 2 + group], k] += settings[0] * found
-        line += cuda.gridDim.x * teams
+sum_on_cuda = _summed_on_cuda(as_it_is)
+
+
+def _adding_on_cuda(
+    read: Callable[..., Any], write: Callable[..., Any], summed: Callable[..., Any]
+) -> Callable[..., None]:
+    def add(values: Any, groups: Any, settings: Any, table: Any, width: int, apart: int) -> None:
+        """Every team moves one entry at a time: no row is in two groups."""
+        held, columns, count = cuda.shared.array(THREADS, settings.dtype), table.shape[1], (groups.size - 2) // 3
+        (team, rank, teams), lines = stand(width, apart), groups[0] * columns
+        line = cuda.blockIdx.x * teams
+        while line < lines:
+            group, k = divided(min(line + team, lines - 1), columns)
+            found = summed(values, groups, group, k, held, rank, width, apart)
+            if rank == 0 and line + team < lines:
+                at = groups[count + 2 + group]
+                table[at, k] = write(read(table[at, k]) + settings[0] * found)
+            line += cuda.gridDim.x * teams
+
+    return add
+
+
+kernel("add_rows", "cuda", layout=_moving_on_cuda)(_adding_on_cuda(as_it_is, as_it_is, sum_on_cuda))
 
 
 @kernel("assign_rows", layout=_moving, local=_total, moves=_moved_bytes, moved=(0, 2, 3, 4))
@@ -160,15 +178,15 @@ def _with_one_slot(rule: Callable[..., Any], summed: Callable[..., Any] = sum_gr
     return move
 
 
-def _with_one_slot_on_cuda(rule: Callable[..., Any]) -> Callable[..., None]:
+def _with_one_slot_on_cuda(rule: Callable[..., Any], summed: Callable[..., Any] = sum_on_cuda) -> Callable[..., None]:
     def move(values: Any, groups: Any, settings: Any, table: Any, slot: Any, width: int, apart: int) -> None:
-        held, columns, count = cuda.shared.array(THREADS, values.dtype), table.shape[1], (groups.size - 2) // 3
+        held, columns, count = cuda.shared.array(THREADS, settings.dtype), table.shape[1], (groups.size - 2) // 3
         a, b, c, d = settings[0], settings[1], settings[2], settings[3]
         (team, rank, teams), lines = stand(width, apart), groups[0] * columns
         line = cuda.blockIdx.x * teams
         while line < lines:
             group, k = divided(min(line + team, lines - 1), columns)
-            found = sum_on_cuda(values, groups, group, k, held, rank, width, apart)
+            found = summed(values, groups, group, k, held, rank, width, apart)
             if rank == 0 and line + team < lines:
                 at = groups[count + 2 + group]
                 table[at, k], slot[at, k] = rule(found, table[at, k], slot[at, k], a, b, c, d)
@@ -208,18 +226,18 @@ def _with_two_slots(rule: Callable[..., Any], summed: Callable[..., Any] = sum_g
     return move
 
 
-def _with_two_slots_on_cuda(rule: Callable[..., Any]) -> Callable[..., None]:
+def _with_two_slots_on_cuda(rule: Callable[..., Any], summed: Callable[..., Any] = sum_on_cuda) -> Callable[..., None]:
     def move(
         values: Any, groups: Any, settings: Any, table: Any, first: Any, second: Any, width: int, apart: int
     ) -> None:
-        held, columns, count = cuda.shared.array(THREADS, values.dtype), table.shape[1], (groups.size - 2) // 3
+        held, columns, count = cuda.shared.array(THREADS, settings.dtype), table.shape[1], (groups.size - 2) // 3
         a, b, c, d = settings[0], settings[1], settings[2], settings[3]
         e, f, g = settings[4], settings[5], settings[6]
         (team, rank, teams), lines = stand(width, apart), groups[0] * columns
         line = cuda.blockIdx.x * teams
         while line < lines:
             group, k = divided(min(line + team, lines - 1), columns)
-            found = sum_on_cuda(values, groups, group, k, held, rank, width, apart)
+            found = summed(values, groups, group, k, held, rank, width, apart)
             if rank == 0 and line + team < lines:
                 at = groups[count + 2 + group]
                 moved = rule(found, table[at, k], first[at, k], second[at, k], a, b, c, d, e, f, g)
@@ -334,8 +352,15 @@ def _rows_of(half: str) -> Callable[[Sequence[Any]], bool]:
 for _half, (_read, _write) in BITS.items():
     _how: dict[str, Any] = {"layout": _moving, "local": _total, "moves": _moved_bytes, "takes_bits": True}
     _how["dtypes"], _sum = _rows_of(_half), _summed(_read)
+    _on_cuda: dict[str, Any] = {"layout": _moving_on_cuda, "takes_bits": True, "dtypes": _rows_of(_half)}
+    _sum_there = _summed_on_cuda(_read)
     kernel("add_rows", **_how)(_adding(_read, _write, _sum))
+    kernel("add_rows", "cuda", **_on_cuda)(_adding_on_cuda(_read, _write, _sum_there))
     for _op, _rule in (("momentum_rows", momentum), ("adagrad_rows", adagrad)):
-        kernel(_op, **_how)(_with_one_slot(_of_one_slot(_rule, _read, _write), _sum))
+        _moved_by = _of_one_slot(_rule, _read, _write)
+        kernel(_op, **_how)(_with_one_slot(_moved_by, _sum))
+        kernel(_op, "cuda", **_on_cuda)(_with_one_slot_on_cuda(_moved_by, _sum_there))
     for _op, _rule in (("rmsprop_rows", rmsprop), ("adam_rows", adam)):
-        kernel(_op, **_how)(_with_two_slots(_of_two_slots(_rule, _read, _write), _sum))
+        _moved_by = _of_two_slots(_rule, _read, _write)
+        kernel(_op, **_how)(_with_two_slots(_moved_by, _sum))
+        kernel(_op, "cuda", **_on_cuda)(_with_two_slots_on_cuda(_moved_by, _sum_there))
