@@ -8,7 +8,7 @@ al., "Dynamic control flow in large-scale machine learning" (EuroSys 2018), in s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -379,11 +379,7 @@ class _Backward:
         flowing = [(d, s) for d, s in zip(self.d_stack, self.stack_slopes, strict=True) if d is not None and d in again]
         kept = {mine: outside for outside, mine in inside.captured.items() if mine in again}
         sums = [(t, outside) for t, outside in zip(self.sums, self.captured, strict=True) if t is not None]
-        first = [
-            (d, s if s is not None else zeros_like(node.outputs[k]))
-            for k, (d, s) in enumerate(zip(self.d_state, self.state_slopes, strict=True))
-            if d is not None
-        ]
+        first = self._last_slopes()
         scanned = [*(s for _, s in flowing), *stacks, *(outside for _, outside in rows)]
         counted = bool(node.attrs["cond"] is not None or self.counted or not scanned)
         inner = [*(d for d, _ in first), *(t for t, _ in sums)]
@@ -412,10 +408,25 @@ class _Backward:
             name=f"{node.name}/gradient",
         )
         found = list(outputs) if isinstance(outputs, tuple) else [outputs]
-        to_state, to_kept = iter(found[: len(first)]), iter(found[len(first) : len(first) + len(sums)])
-        rest = found[len(first) + len(sums) + 1 :]
-        to_row, last = iter(rest), rest[len(rest) - len(stacked) :]
+        last = found[len(found) - len(stacked) :]
         made = self.behind.build(whole | dict(zip(stacked, last, strict=True)))
+        return self._dealt(found, len(first), len(sums), made)
+
+    def _last_slopes(self) -> list[tuple[Tensor, Any]]:
+        """With what the way back begins, for each slope of the state: what came of the loop's outputs, or zeros."""
+        return [
+            (d, s if s is not None else zeros_like(self.node.outputs[k]))
+            for k, (d, s) in enumerate(zip(self.d_state, self.state_slopes, strict=True))
+            if d is not None
+        ]
+
+    def _dealt(self, found: list[Any], states: int, sums: int, made: Mapping[Tensor, Any]) -> tuple[Any, ...]:
+        """The slopes of the loop's inputs, of what the way back answers: of the state, sums, a count, and of rows.
+
+        What is ``made`` behind the loop are those of tensors that it captured.
+        """
+        to_state, to_kept = iter(found[:states]), iter(found[states : states + sums])
+        to_row = iter(found[states + sums + 1 :])
         return (
             *(None for _ in range(self.counted)),
             *(None if d is None else next(to_state) for d in self.d_state),

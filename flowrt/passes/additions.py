@@ -60,20 +60,31 @@ def find_additions(
     readers = users_of(step, [node.id for nodes in touching.values() for node in nodes])
     found: list[Addition] = []
     for nodes in touching.values():
-        writes = [node for node in nodes if node.op.name != READ]
-        reads = [node for node in nodes if node.op.name == READ and not node.attrs.get("fresh")]
-        if len(writes) != 1 or len(reads) > 1:
+        addition = _addition_of(nodes, first + 2 * len(found))
+        if addition is None:
             continue
-        write, update = writes[0], writes[0].op.traits.update
-        if update is None or update.whole is None:
-            continue
-        read = reads[0] if reads else _read_for(write, first + 2 * len(found) + 1)
+        write, read = addition.write, addition.read
         users = {write.id, *readers.get(read.id, ())}
         together = FED not in users and len({(placement[n], behind[n]) for n in users}) == 1
-        beside = not reads or placement[read.id] == placement[write.id]
+        beside = addition.added or placement[read.id] == placement[write.id]
         if together and beside and write.inputs[0][0] != FED and read.outputs[0] == step.spec(write.inputs[0]):
-            found.append(Addition(write, read, not reads, first + 2 * len(found), update.whole))
+            found.append(addition)
     return found
+
+
+def _addition_of(nodes: Sequence[StepNode], number: int) -> Addition | None:
+    """What adds to a variable that these nodes touch, if one does, and it is read once at most: a sum of that number.
+
+    A read that is made for it has the number after that.
+    """
+    writes = [node for node in nodes if node.op.name != READ]
+    reads = [node for node in nodes if node.op.name == READ and not node.attrs.get("fresh")]
+    if len(writes) != 1 or len(reads) > 1:
+        return None
+    write, update = writes[0], writes[0].op.traits.update
+    if update is None or update.whole is None:
+        return None
+    return Addition(write, reads[0] if reads else _read_for(write, number + 1), not reads, number, update.whole)
 
 
 def _read_for(write: StepNode, number: int) -> StepNode:

@@ -89,9 +89,7 @@ class Bodies:
         captured = list(inputs[counted + carried + scanned :])
         body, cond = self._body(attrs["body"]), None if attrs["cond"] is None else self._body(attrs["cond"])
         length = rows[0].shape[0] if rows else attrs["limit"]
-        bounds = [row.shape[0] for row in rows[:1]] + ([attrs["limit"]] if attrs["limit"] is not None else [])
-        bounds += [int(self._read(inputs[0]))] if counted else []
-        most = max(min(bounds), 0) if bounds else None
+        most = self._most_iterations(length, attrs["limit"], inputs[0] if counted else None)
         space = most if cond is None else None
         stacks = [_Stack(node, length, space, self._arena) for _ in attrs["body"].fetches[carried:]]
         done = 0
@@ -110,6 +108,12 @@ class Bodies:
         made = lookup(node.op).infer(specs, attrs)[carried + 1 :] if stacks else ()
         whole = [stack.whole(spec, done) for stack, spec in zip(stacks, made, strict=True)]
         return [*state, np.array(done, np.int64), *whole]
+
+    def _most_iterations(self, length: int | None, limit: int | None, count: Value | None) -> int | None:
+        """How often a loop iterates at most, by its rows, its limit and its count; None where nothing bounds it."""
+        bounds = [bound for bound in (length, limit) if bound is not None]
+        bounds += [] if count is None else [int(self._read(count))]
+        return max(min(bounds), 0) if bounds else None
 
     def _truth(self, value: Value) -> bool:
         return bool(self._read(value))
