@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx
@@ -47,7 +48,8 @@ def save(
     """Write a frozen model (`fr.serving.freeze`) as one of ONNX, of opset 21, under the same names.
 
     Open sizes are called ``input_axis``. Weights of more than 1 GiB in all, or if ``weights_beside``, lie in a file
-    beside it, of its name and ``.data``. Raises `GraphError` with all that ONNX has nothing for.
+    beside it, of its name and ``.data``. Raises `GraphError` with all that ONNX has nothing for, and where it cannot be
+    written: then what was there before is there still.
     """
     target = Path(path_of(path, "a model's file"))
     if not all(isinstance(getattr(model, name, None), Mapping) for name in ("inputs", "outputs")):
@@ -56,12 +58,15 @@ def save(
     total = sum(len(tensor.raw_data) for tensor in found.graph.initializer)
     beside = total > MOST_INSIDE if weights_beside is None else weights_beside
     try:
-        if beside:
-            data = f"{target.name}.data"
-            target.with_name(data).unlink(missing_ok=True)  # else it would be written on
-            onnx.save_model(found, str(target), save_as_external_data=True, location=data, size_threshold=1024)
-        else:
-            target.write_bytes(found.SerializeToString())
+        with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as drafts:
+            draft = Path(drafts, target.name)
+            if beside:
+                data = f"{target.name}.data"
+                onnx.save_model(found, str(draft), save_as_external_data=True, location=data, size_threshold=1024)
+            else:
+                draft.write_bytes(found.SerializeToString())
+            for file in sorted(draft.parent.iterdir(), reverse=True):  # the model last, which names its weights
+                file.replace(target.with_name(file.name))
     except OSError as error:
         raise not_written(path, error) from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -289,6 +291,25 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     model, _ = frozen(fr.tanh, (None, 3))
     with pytest.raises(fr.GraphError, match="make the folder"):
         fr.onnx.save(tmp_path / "absent" / "model.onnx", model)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_disk_that_is_full_leaves_the_model_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    def run_out(path: Any, *more: Any) -> None:
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    model, _ = frozen(lambda x: x @ weights(32, 32), (None, 32))
+    fr.onnx.save(tmp_path / "model.onnx", model, weights_beside=beside)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    monkeypatch.setattr("pathlib.Path.write_bytes", run_out)
+    monkeypatch.setattr(onnx, "save_model", lambda model, path, **told: run_out(path))
+    with pytest.raises(fr.GraphError, match=r"model.onnx cannot be written: No space left"):
+        fr.onnx.save(tmp_path / "model.onnx", model, weights_beside=beside)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_an_input_that_is_an_output_is_written() -> None:
