@@ -225,16 +225,16 @@ class LedgerWriter:
     def _append(self, record: Record) -> None:
         data = framed(record_to_data(record))
         try:
-            written = os.write(self._file, data)
-            if written < len(data):
-                raise OSError(f"{written} of {len(data)} bytes were written")
+            left = memoryview(data)
+            while left:  # where a disk has room for a part, the rest says why there is no more
+                left = left[os.write(self._file, left) :]
         except OSError as error:
             self._cut()
             raise LedgerError(
                 f"the ledger {self.path} could not be written: {error}; what is in it is whole, and training ends, as "
-                "batches could not be accounted for"
+                "batches could not be accounted for; make room there, and go on"
             ) from error
-        self._end += written
+        self._end += len(data)
         self._checksum = crc32(data, self._checksum)
         self.account.take(record)
         self._sum_up()

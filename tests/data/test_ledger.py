@@ -407,10 +407,16 @@ def test_the_command_line_sums_up_tells_of_one_batch_and_says_what_is_wrong(
 
 
 def test_a_disk_that_is_full_ends_writing_with_what_was_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, write = write_some(tmp_path / "some.ledger"), os.write
+    writer, write, left = write_some(tmp_path / "some.ledger"), os.write, [11]
     before = (tmp_path / "some.ledger").read_bytes()
-    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
-    with pytest.raises(LedgerError, match=r"could not be written: .* of .* bytes were written"):
+
+    def fill(file: int, data: bytes) -> int:
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[: left.pop()])
+
+    monkeypatch.setattr(os, "write", fill)
+    with pytest.raises(LedgerError, match=r"some.ledger could not be written: .*No space left on device; .* make room"):
         writer.begin(3, 3)
     writer.close()
     assert (tmp_path / "some.ledger").read_bytes() == before
