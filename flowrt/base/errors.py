@@ -236,6 +236,14 @@ def not_written(path: str | os.PathLike[str], error: OSError) -> GraphError:
     return GraphError(f"{user_site()}: {os.fspath(path)} cannot be written: {error.strerror or error}{fix}")
 
 
+def no_thread(error: BaseException) -> ResourceError:
+    """The error of a thread, or a process, that could not be started."""
+    return ResourceError(
+        f"there can be no more threads or processes ({error}); raise `ulimit -u`, the limit of memory, or the cgroup's "
+        "of pids"
+    )
+
+
 def file_of(frame: FrameType) -> str:
     """Where its code stands; of what `dataclass` writes for a class of ours, flowrt's folder."""
     file = frame.f_code.co_filename

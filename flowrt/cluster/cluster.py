@@ -27,7 +27,16 @@ from flowrt.base.tracebacks import brief, unmark
 from flowrt.cluster.environment import find
 from flowrt.cluster.fork_server import ForkServers, kept_servers
 from flowrt.cluster.hosts import expand_ranges
-from flowrt.cluster.node_process import arguments, close_stdin, environment, keys_folder, ready, send, tell_token
+from flowrt.cluster.node_process import (
+    arguments,
+    being_started,
+    close_stdin,
+    environment,
+    keys_folder,
+    ready,
+    send,
+    tell_token,
+)
 from flowrt.cluster.tasks import (
     check_is_among,
     check_job,
@@ -41,7 +50,6 @@ from flowrt.cluster.tasks import (
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
 from flowrt.net.door.addresses import is_loopback
-from flowrt.net.door.descriptors import out_of_descriptors
 from flowrt.net.door.tokens import load_token, new_token, own_token
 from flowrt.usable import usable_cores
 
@@ -306,8 +314,6 @@ class LocalCluster(AsyncOnly):
             await to_the_end(self._reap())
             if isinstance(error, TimeoutError):
                 raise ResourceError(f"the nodes did not come up within {self._startup:g} s") from error
-            if out := out_of_descriptors(error):
-                raise ResourceError(f"the nodes cannot be started: {out}") from error
             raise
         return self
 
@@ -448,7 +454,8 @@ class LocalCluster(AsyncOnly):
         return (), "127.0.0.1"
 
     async def _spawn(self, task: str, folder: Path, port: int = 0, door: tuple[str, int] | None = None) -> Process:
-        process = await self._start_process(task, folder, port, door)
+        with being_started(task):
+            process = await self._start_process(task, folder, port, door)
         tell_token(process, self.token)
         return process
 

@@ -297,6 +297,10 @@ class _Forking:
         request, files, _, _ = socket.recv_fds(self._asked, _LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
         if not request:
             os._exit(0)  # nobody will ask any more
+        if len(files) < 4:  # there may be no more files: its socket's end says so
+            for file in files:
+                os.close(file)
+            return None
         told, environ = json.loads(request)
         status = socket.socket(fileno=files[3])
         try:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flowrt.base.errors import ResourceError
+from flowrt.base.errors import ResourceError, no_thread
 from flowrt.base.package import search_path
 from flowrt.cluster.tasks import split_task
+from flowrt.net.door.descriptors import out_of_descriptors
 
 if TYPE_CHECKING:
     from asyncio import StreamReader
     from pathlib import Path
 
+ENDS = 2.0  # seconds in which a node that says no more has ended
 FAILED = "flowrt worker: "  # what a node's reason not to start begins with
 _READY = re.compile(r" ready on (\S+)$")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -91,9 +95,24 @@ def address_in(task: str, line: str) -> str | None:
     return said and said[1]
 
 
-def ended_early(task: str, line: str) -> ResourceError:
-    """What became of a node that said nothing of use, at last that ``line``."""
-    return ResourceError(f"{task} did not start: its process ended, or said {line!r}; see its last words on stderr")
+@contextmanager
+def being_started(task: str) -> Iterator[None]:
+    """Raise `ResourceError` where the system gives a node no process, or asyncio no thread to wait for its end."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        lacks = isinstance(error, (BlockingIOError, RuntimeError))
+        why = no_thread(error) if lacks else out_of_descriptors(error) or error
+        raise ResourceError(f"{task} cannot be started: {why}") from error
+
+
+def ended_early(task: str, line: str, code: int | None = None) -> ResourceError:
+    """What became of a node that said nothing of use, at last that ``line``, and ended with ``code``, if it did."""
+    how = f" by {signal.Signals(-code).name}" if code is not None and code < 0 else ""
+    fix = ", or raise `ulimit -u`: where there can be no more threads libuv aborts" * (code == -signal.SIGABRT)
+    return ResourceError(
+        f"{task} did not start: its process ended{how}, or said {line!r}; see its last words on stderr{fix}"
+    )
 
 
 async def ready(task: str, process: Process) -> str:
@@ -104,7 +123,10 @@ async def ready(task: str, process: Process) -> str:
         line = said.decode(errors="replace").rstrip()
         if (address := address_in(task, line)) is not None:
             return address
-    raise ended_early(task, line)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ENDS):
+            await process.wait()
+    raise ended_early(task, line, process.returncode)
 
 
 def send(process: Process, how: str) -> None:

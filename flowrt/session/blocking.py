@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from flowrt.base.errors import ClosedError, GraphError, from_site, user_site
+from flowrt.base.errors import ClosedError, GraphError, from_site, no_thread, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, shorten
@@ -39,7 +39,10 @@ class LoopThread:
         self._given_up: object = None  # the work that an interrupt ended last
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._main, name="flowrt-loop", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise no_thread(error) from error
         self._started.wait()
         if self._failure is not None:
             raise self._failure
@@ -152,9 +155,10 @@ class BlockingSession:
     def __enter__(self) -> BlockingSession:
         if self._thread is not None:
             raise ClosedError(f"{user_site()}: a session is opened once; make another one")
-        self._thread = LoopThread()
-        self._interrupts = InterruptWatch(self._thread.loop)
         try:
+            with Unbroken():  # else a thread that has begun would be nobody's to end
+                self._thread = LoopThread()
+                self._interrupts = InterruptWatch(self._thread.loop)
             self._interrupts.open()
             self._call(self._session.__aenter__())
         except BaseException:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flowrt.base.errors import ClosedError, ResourceError, not_written, path_of, user_site
+from flowrt.base.errors import ClosedError, ResourceError, no_thread, not_written, path_of, user_site
 from flowrt.base.valueclass import valueclass
 
 try:
@@ -90,7 +90,11 @@ class EventFile:
             os.close(self._file)
             raise not_written(self.path, error) from error
         self._thread = threading.Thread(target=self._main, name="flowrt-summaries", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            os.close(self._file)
+            raise no_thread(error) from error
 
     @property
     def closed(self) -> bool:

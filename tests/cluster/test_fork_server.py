@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from contextlib import contextmanager
@@ -86,6 +87,20 @@ async def test_nodes_end_with_the_process_that_they_come_from_and_are_started_ag
             assert another not in (server, os.getpid())
 
 
+async def test_a_server_that_may_open_no_more_files_keeps_its_nodes_and_others_are_started_by_themselves() -> None:
+    with shared_by_none():
+        async with LocalCluster(worker=2) as cluster:
+            server = parent_of(cluster.processes[A].pid)
+            used = {int(name) for name in os.listdir(f"/proc/{server}/fd")}
+            free = next(number for number in range(1 + len(used)) if number not in used)
+            resource.prlimit(server, resource.RLIMIT_NOFILE, (free, free))
+            cluster.processes[B].kill()
+            await cluster.respawn(B)
+            assert parent_of(cluster.processes[B].pid) == os.getpid()
+            assert alive(server)
+            assert alive(cluster.processes[A].pid)
+
+
 async def test_nodes_have_the_variables_of_now_and_random_numbers_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +175,14 @@ async def test_without_pidfds_and_for_what_is_too_long_nodes_are_started_by_them
 async def test_a_node_that_cannot_start_says_why() -> None:
     with shared_by_none(), pytest.raises(fr.ResourceError, match="cannot import 'no_such_module'"):
         async with LocalCluster(worker=2, imports=["no_such_module"]):
+            pass
+
+
+async def test_a_node_that_a_signal_ends_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "aborting.py").write_text("import os; os.abort()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with shared_by_none(), pytest.raises(fr.ResourceError, match=r"its process ended by SIGABRT.* raise `ulimit -u`"):
+        async with LocalCluster(worker=2, imports=["aborting"]):
             pass
 
 

@@ -61,13 +61,23 @@ async def test_a_node_without_descriptors_logs_it_once_as_an_error(caplog: pytes
     assert "raise `ulimit -n`" in caplog.text
 
 
-async def test_a_cluster_without_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def spawn(*told: Any) -> NoReturn:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), FIX),
+        (OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), r"no more threads or processes .*; raise `ulimit -u`"),
+        (RuntimeError("can't start new thread"), r"no more threads or processes .*; raise `ulimit -u`"),
+    ],
+)
+async def test_a_cluster_without_descriptors_processes_or_threads_says_so(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    async def start(*told: Any) -> NoReturn:
+        raise error
 
     cluster = fr.LocalCluster(worker=1)
-    monkeypatch.setattr(cluster, "_spawn", spawn)
-    with pytest.raises(fr.ResourceError, match=f"the nodes cannot be started: {FIX}"):
+    monkeypatch.setattr(cluster, "_start_process", start)
+    with pytest.raises(fr.ResourceError, match=f"/job:worker/task:0 cannot be started: .*{told}"):
         async with cluster:
             pass
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -227,6 +228,21 @@ def test_an_interrupt_cancels_the_step_and_leaving_waits_for_it() -> None:
     with pytest.raises(KeyboardInterrupt), session:
         interrupted(session, y, {x: [1, 2]})
     assert lanes() == []
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_while_a_session_opens_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    before = threading.enumerate()
+    monkeypatch.setattr(threading.Thread, "start", interrupt)
+    with pytest.raises(KeyboardInterrupt), fr.BlockingSession(fr.Graph()):
+        pass
+    assert threading.enumerate() == before
 
 
 def interrupted(session: fr.BlockingSession, fetch: Any, feeds: Any) -> None:

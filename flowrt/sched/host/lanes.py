@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from flowrt.base.errors import ClosedError
+from flowrt.base.errors import ClosedError, no_thread
 from flowrt.kernels.launch import ENTRY_TYPE
 from flowrt.kernels.run import board as at
 from flowrt.kernels.store.parts import LOOP_PARTS
@@ -88,7 +88,10 @@ class Crew:
             if self._words is not None or self._closed:
                 return
             help_out, count = ENTRY_TYPE(LOOP_PARTS["help"].address()), 2 * self.threads
-            read_end, write_end = os.pipe()
+            try:
+                read_end, write_end = os.pipe()
+            except OSError:  # there can be no more files: whoever runs a tape does so alone
+                return
             words = aligned_zeros(at.SLOT + at.SLOT_WORDS * count)
             words[: at.PATIENCE + 1] = (read_end, write_end, self.threads, count, int(self._patience * 1e9))
             for lane in range(1, self.threads):
@@ -96,7 +99,10 @@ class Crew:
                 # a daemon, since a process that ends waits for others before it may be told to close this crew
                 name = f"flowrt-{self._name}-{lane}"
                 helper = threading.Thread(target=help_out, args=arguments, name=name, daemon=True)
-                helper.start()
+                try:
+                    helper.start()
+                except RuntimeError:  # there can be no more: those that there are have the work of all
+                    break
                 self._helpers.append(helper)
             self._close_pipe = weakref.finalize(self, _close_both, read_end, write_end)
             self._close_pipe.atexit = False  # the threads end first
@@ -307,8 +313,13 @@ class Lanes:
             if self._busy > len(self._started) < self.threads:
                 name = f"flowrt-{self._name}_{len(self._started)}"
                 lane = threading.Thread(target=_serve, args=(self._works,), name=name, daemon=True)
-                lane.start()
-                self._started.append(lane)
+                try:
+                    lane.start()
+                    self._started.append(lane)
+                except RuntimeError as error:  # those that there are have the work of all
+                    if not self._started:
+                        self._busy -= 1
+                        raise no_thread(error) from error
             self._works.put(work)
 
     def close(self) -> None:
