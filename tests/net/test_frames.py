@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,8 @@ from wire_messages import messages, same
 from flowrt.base import codec
 from flowrt.base.codec import FRAME, Array, Limits
 from flowrt.base.errors import BrokenStream, InternalError, ResourceError, SpecError
-from flowrt.net.wire import frames
+from flowrt.base.valueclass import replace
+from flowrt.net.wire import brief, frames
 from flowrt.net.wire.frames import (
     GOODBYE,
     WINDOW,
@@ -100,6 +102,29 @@ def test_a_large_array_is_received_where_it_will_stay() -> None:
 def test_many_small_frames_in_one_window_are_all_delivered() -> None:
     sent = tuple({"step": step} for step in range(1000))
     assert Received().feed(wire(*sent)) == list(sent)
+
+
+def test_a_short_message_that_came_alone_and_whole_is_taken_at_once_and_nothing_else() -> None:
+    whole = wire(sent := {"step": 3})
+
+    def taken(data: bytes, before: bytes = b"", limits: Limits = FRAME) -> Any:
+        received = Received(limits)
+        received.feed(before)
+        received.reader.get_buffer()[: len(data)] = data
+        return received.reader.take_alone(len(data))
+
+    assert taken(whole) == taken(whole, before=whole) == sent
+    assert [taken(data) for data in (whole[:2], whole[:-1], whole + whole[:3], whole + whole, GOODBYE)] == [None] * 5
+    assert taken(whole, before=whole[:2]) is taken(whole, before=whole[:-1]) is taken(whole, before=GOODBYE) is None
+    shortest = min(codec.WHOLE.header, brief.WHOLE.header)
+    assert taken(whole, limits=replace(FRAME, header=shortest)) is None  # for all that is known it is over the limit
+
+
+def test_a_header_may_be_as_long_as_the_limit() -> None:
+    data, length = wire("x" * 5000), len(wire("x" * 5000)) - len(GOODBYE)
+    assert Received(replace(FRAME, header=length)).feed(data) == ["x" * 5000]
+    with pytest.raises(BrokenStream, match=f"a header of {length} bytes, over the limit of {length - 1}"):
+        Received(replace(FRAME, header=length - 1)).feed(data)
 
 
 def test_a_header_larger_than_the_window_is_received() -> None:
@@ -191,9 +216,10 @@ def lacking(message: Any, original: Any) -> bool:
     return same(message, original)
 
 
-def test_one_call_decodes_a_bounded_number_of_bytes_and_the_next_goes_on() -> None:
+@pytest.mark.parametrize(("sent", "most"), [(range(500), 100 / 5), (["x" * 5000] * 5, 1)])
+def test_one_call_decodes_a_bounded_number_of_bytes_and_the_next_goes_on(sent: Sequence[Any], most: float) -> None:
     received = Received(work=100)
-    data = wire(*range(500))
+    data = wire(*sent)
     room = received.reader.get_buffer()
     room[: len(data)] = data
     received.reader.buffer_updated(len(data))
@@ -201,8 +227,8 @@ def test_one_call_decodes_a_bounded_number_of_bytes_and_the_next_goes_on() -> No
     while received.reader.more:
         received.reader.buffer_updated(0)
         counts.append(len(received.messages))
-    assert received.messages == list(range(500))
-    assert max(after - before for before, after in pairwise([0, *counts])) <= 100 / 5
+    assert received.messages == list(sent)
+    assert max(after - before for before, after in pairwise([0, *counts])) <= most
 
 
 def test_a_message_that_there_is_no_memory_to_decode_is_decoded_by_a_later_call(

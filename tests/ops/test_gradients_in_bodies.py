@@ -227,3 +227,13 @@ def test_what_a_loop_makes_of_parts_of_other_sizes_is_made_again_on_the_way_back
     given = np.array([0.1, 0.2, 0.3, 0.4])
     with fr.BlockingSession(graph) as session:
         np.testing.assert_allclose(session.run(slope, {x: given}), 4 * np.exp(4 * given) * [3, 2, 1, 0])
+
+
+def test_what_a_loop_forgets_of_its_first_values_has_no_slope() -> None:
+    with fr.Graph() as graph:
+        x, y = fr.placeholder("float64", (2,)), fr.placeholder("float64", (2,))
+        _, last, _ = fr.while_loop(lambda n, a, b: n < 2, lambda n, a, b: (n + 1, 2.0 * b, b), (np.int64(0), x, y))
+        slopes = fr.gradients([fr.sum(last)], [x, y])
+    with fr.BlockingSession(graph) as session:
+        found = session.run(slopes, {x: np.ones(2), y: np.ones(2)})
+    np.testing.assert_array_equal(found, [[0, 0], [2, 2]])
