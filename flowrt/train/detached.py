@@ -88,6 +88,7 @@ class DetachedRun(Run):
     ) -> None:
         super().__init__(trainer, session, supply, missed, {**reads, "detached": True}, servers)
         self._terms = tuple(terms)
+        self._late.driven = False
         self._goes_on = False  # all have begun
         self._attachment = 0  # by what number server 0 knows this client
         self._entered = False  # it is known which report comes first

@@ -51,6 +51,38 @@ async def tell_silent(trainer: Built, runner: Runner) -> None:
         await runner.wait_changed(lost, suspects)
 
 
+class Late:
+    """Replicas that are back in a run, and count from the version after the one that was open then on.
+
+    Where that one waits for nodes of which nothing is heard, and the next would not, ``fail`` is told: the run is to be
+    begun anew. A run that servers drive alone goes on as it is, and so does one whose replicas come and go.
+    """
+
+    def __init__(self, trainer: Built, runner: Runner, fail: Callable[[NodeLost], None]) -> None:
+        self.told = False
+        self.driven = not trainer.floor
+        self._trainer, self._runner, self._fail = trainer, runner, fail
+        self._back: dict[int, int] = {}  # by replica, the version that was open when it came
+
+    def note(self, replica: int, version: int) -> None:
+        """A replica has begun again, while that version was open."""
+        self._back[replica] = version
+        self.look(version)
+
+    def look(self, version: int) -> None:
+        """That version is open now, and others may be silent than before."""
+        if self.matter(version):
+            self.told = True
+            self._fail(NodeLost(f"training stopped at step {version + 1}: it waits for nodes that answer nothing"))
+
+    def matter(self, version: int) -> bool:
+        """Whether too few answer for that version, which is open, and enough with those who are back."""
+        silent = {*where_lost(self._trainer.nodes, self._runner.lost | self._runner.suspects)}
+        answer = {*range(self._trainer.replicas)} - silent
+        late = {replica for replica, since in self._back.items() if since == version}
+        return self.driven and len(answer) >= self._trainer.least > len(answer - late)
+
+
 def _missing(trainer: Built, runner: Runner) -> str:
     """How many replicas are there, and who is awaited; empty where as many are there as train."""
     gone = where_lost(trainer.nodes, runner.lost | runner.leaving if trainer.floor else runner.lost)

@@ -24,7 +24,7 @@ from flowrt.sched.versions.opening import Go
 from flowrt.train.changes import Changes
 from flowrt.train.copies import copies_known
 from flowrt.train.deviceless import Deviceless, Recovering
-from flowrt.train.enough import explained, tell_silent, wait_for_replicas
+from flowrt.train.enough import Late, explained, tell_silent, wait_for_replicas
 from flowrt.train.opening import agree, who
 from flowrt.train.program import Program, away, births_of, where_lost
 from flowrt.train.watching import Watcher
@@ -89,7 +89,7 @@ class Run:
         self._hearing = ExitStack()
         self.policy_at: Callable[[int], Policy] = lambda version: trainer.policy
         self._joining: dict[int, asyncio.Task[None]] = {}
-        self._deviceless = Deviceless(trainer, self._runner)
+        self._deviceless, self._late = Deviceless(trainer, self._runner), Late(trainer, self._runner, self.fail)
         self._recovering = Recovering(trainer, lambda: self._excuse(self._runner.suspects))
         self._counted = False  # the servers were told how many batches there are
         self.ended_at = -1  # the version that all servers are at, once it is over and that is known
@@ -321,10 +321,7 @@ class Run:
     # ── who is gone ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
-        """Tell server 0 of replicas whose nodes are lost, begin those again whose nodes are back; end with a server.
-
-        Those whose nodes are suspect are given no batches meanwhile.
-        """
+        """Tell server 0 who is lost, begin those again who are back, give suspects no batches; end with a server."""
         try:
             while self._error is None:
                 lost, suspects = self._runner.lost, self._runner.suspects
@@ -337,6 +334,7 @@ class Run:
                 for replica in self._deviceless.able(self._lost.difference(absent, self._joining)):
                     self._joining[replica] = asyncio.ensure_future(self._join(replica))
                 self._check_servers(f"training stopped at step {self._came + 1}")
+                self._late.look(self._came)
                 await self._runner.wait_changed(lost, suspects)
         except Exception as error:
             self.fail(error)
@@ -407,6 +405,7 @@ class Run:
             raise NodeLost(f"{task} was lost again")
         self._losses[replica] = losses
         self._lost.discard(replica)
+        self._late.note(replica, version)
         self._supply.join(replica, given * self._each)
         self._trainer.tally.join(replica)
         self._fill()
@@ -443,8 +442,9 @@ class Run:
 
     @property
     def too_few(self) -> bool:
-        """Whether it has ended for want of replicas, and others may come."""
-        return bool(self._trainer.floor) and self._ended is not None and self._ended.error == NodeLost.__name__
+        """Whether it has ended for want of replicas, and others may come, or are there for the next version."""
+        ended = self._ended is not None and self._ended.error == NodeLost.__name__
+        return self._late.told or (ended and (bool(self._trainer.floor) or self._late.matter(self._came)))
 
     def _finish(self, ended: Ended) -> None:
         """Raise why the run has ended, if it is not that there are no more batches."""

@@ -217,6 +217,39 @@ async def test_a_frozen_replica_is_at_one_batch_and_is_handed_one_more_at_most()
         await steps.aclose()
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+async def test_who_is_back_counts_though_another_is_stopped_meanwhile(servers: int) -> None:
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(
+            loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=3, policy=fr.train.FirstOf(2), servers=servers
+        )
+    async with (
+        LocalCluster(ps=servers, worker=3, restart=True) as cluster,
+        fr.Session(graph, cluster=cluster) as session,
+        asyncio.timeout(60),
+    ):
+        steps, count = trainer.steps(session, batches()), 0
+        async for report in steps:
+            count += 1
+            assert report.step == count
+            if count == 5:
+                stopped = cluster.processes[WORKERS[1]]
+                stopped.send_signal(signal.SIGSTOP)
+                cluster.processes[WORKERS[0]].kill()
+            if count > 5 and report.kept == (0, 2):
+                break
+        stopped.send_signal(signal.SIGCONT)
+        async for report in steps:
+            count += 1
+            if 1 in report.kept:
+                break
+        await steps.aclose()
+        step, (a, b) = await session.run([trainer.step, trainer.variables])
+        assert step == count
+        assert (a == -count).all()
+        assert (b == -count).all()
+
+
 async def test_a_run_begins_and_ends_without_a_node_that_is_stopped() -> None:
     with fr.Graph() as graph:
         trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=3, policy=fr.train.FirstOf(2))
