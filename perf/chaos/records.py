@@ -29,6 +29,8 @@ PROMISES = {
     "batch, and counts again within 2 s of going on",
     5: "A partition applies nothing twice, and training goes on within 5 s of its end",
     10: "Checkpoints survive kills: the newest that was acknowledged is restored, and nothing is left lying",
+    17: "Who has no token reaches nobody, ends no node, holds up no training and takes no memory",
+    23: "Wall clocks do not matter: whatever they say, nothing is lost, counted twice or waited for",
     30: "A client's death leaves all servers at one version, and the next client goes on from there",
     32: "Every batch ends exactly once, and the variables are, to the bit, what the reports say",
     33: "What was away counts again: within 2 s of going on where it was stopped, within 10 s where it was cut off",
@@ -41,8 +43,8 @@ HEAD = """# Reliability
 
 What is promised under fault, how often it was tried, and how often it was broken. This page is made from the records
 in `docs/reliability/` by `perf/chaos/records.py`; each says the command that made it, and those of one fault add up.
-`scripts/chaos`, `perf/chaos/partitions.py` and `perf/chaos/freezing.py` try again, with `--json docs/reliability`;
-of checkpoints the tests do.
+`scripts/chaos` and, in `perf/chaos`, `partitions.py`, `freezing.py`, `strangers.py` and `clocks.py` try again, with
+`--json docs/reliability`; of checkpoints the tests do.
 
 | promise | fault | times | violations | what was seen |
 |---|---|---|---|---|
