@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
@@ -150,13 +150,25 @@ class Spec:
     dtype: np.dtype[Any]
     dims: Shape | None
     value: Value = None
+    _nbytes: int | None = field(default=None, init=False, repr=False, compare=False)
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __init__(self, dtype: Any, shape: Any = (), value: Value = None) -> None:
         object.__setattr__(self, "dtype", as_dtype(dtype))
-        object.__setattr__(self, "dims", None if shape is None else as_shape(shape))
+        dims = None if shape is None else as_shape(shape)
+        nbytes = None if dims is None or None in dims else math.prod(dims) * self.dtype.itemsize  # type: ignore[arg-type]
+        object.__setattr__(self, "dims", dims)
         object.__setattr__(self, "value", value)
-        if self.dims and math.prod(filter(None, self.dims)) > MOST_BYTES // self.dtype.itemsize:
+        object.__setattr__(self, "_nbytes", nbytes)
+        object.__setattr__(self, "_hash", 0)
+        small = nbytes is not None and 0 < nbytes <= MOST_BYTES
+        if dims and not small and math.prod(filter(None, dims)) > MOST_BYTES // self.dtype.itemsize:
             raise SpecError(f"{self} is too large: a tensor has at most 2**63 - 1 bytes")
+
+    def __hash__(self) -> int:
+        if not self._hash:  # recordings look up what they know of specs again and again
+            object.__setattr__(self, "_hash", hash((self.dtype, self.dims, self.value)))
+        return self._hash
 
     @property
     def shape(self) -> Shape:
@@ -183,7 +195,7 @@ class Spec:
     @property
     def nbytes(self) -> int:
         """The number of bytes of a known shape."""
-        return math.prod(self.concrete) * self.dtype.itemsize
+        return math.prod(self.concrete) * self.dtype.itemsize if self._nbytes is None else self._nbytes
 
     @property
     def concrete(self) -> tuple[int, ...]:

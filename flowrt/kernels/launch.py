@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec, is_half, spec_of, stored
+from flowrt.base.valueclass import replace as swift_replace
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.own import raised_in
 from flowrt.kernels.language.table import (
     KERNELS,
+    Addressed,
     Call,
     Form,
     RegisteredKernel,
@@ -142,9 +144,15 @@ class LaunchStep:
     dtypes: tuple[np.dtype[Any], ...]
     call: Call
     reads: int
+    _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What does not hang on which operands they are, once it was asked for."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtypes", tuple(map(stored, self.dtypes)))
+
+    def on(self, operands: Sequence[int]) -> LaunchStep:
+        """The same of other operands."""
+        return swift_replace(self, operands=tuple(operands))
 
     @property
     def units(self) -> int:
@@ -179,6 +187,12 @@ class LaunchStep:
 
     def variant(self) -> Variant:
         """What tells the compiled entry from the kernel's others."""
+        known: Variant | None = self._known.get("variant")
+        if known is None:
+            known = self._known["variant"] = self._variant()
+        return known
+
+    def _variant(self) -> Variant:
         words = "".join(map(_letters, self.call.words)) + "t" * len(self.call.tiles)
         dtypes = tuple(self.dtypes[n] for n in self._order())
         if self.kernel.takes_tiles:
@@ -203,10 +217,17 @@ class LaunchStep:
         return tuple(self._odometer()[3 : 3 + len(self.call.views)])
 
     def _odometer(self) -> list[int]:
-        return (_row_odometer if self.kernel.form is Form.ROWS else _odometer)(self.call.views)
+        known: list[int] | None = self._known.get("odometer")
+        if known is None:
+            spelled = _row_odometer if self.kernel.form is Form.ROWS else _odometer
+            known = self._known["odometer"] = spelled(self.call.views)
+        return known
 
     def address(self) -> int:
-        return entry_address(self.variant())
+        known: int = self._known.get("address", 0)
+        if not known:
+            known = self._known["address"] = entry_address(self.variant())
+        return known
 
     def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
         if self.kernel.form is Form.REDUCE:
@@ -216,12 +237,23 @@ class LaunchStep:
         head: list[int] = []
         for n in self._order():
             place, view = places[self.operands[n]], self.call.views[n]
-            head += [place.slot, place.offset + view.offset * self.dtypes[n].itemsize]
+            head += (place.slot, place.offset + view.offset * self.dtypes[n].itemsize if view.offset else place.offset)
+        tail: list[int] | None = self._known.get("tail")
+        if tail is None:
+            tail = self._tail()
+        return np.array(head + tail, np.int64)
+
+    def _tail(self) -> list[int]:
+        """What follows in the block on the operands' places."""
+        words, called = [_bits(w) for w in _flat(self.call.words)], _addresses(self.call.tiles)
         if self.kernel.form is Form.ARRAYS:
-            head += [size for n in self._order() for size in self.call.views[n].shape]
-            tiles = [tile if isinstance(tile, int) else tile.address() for tile in self.call.tiles]
-            return np.array(head + [_bits(w) for w in _flat(self.call.words)] + tiles, np.int64)
-        return np.array(head + self._odometer() + [_bits(w) for w in self.call.words], np.int64)
+            sizes = [size for n in self._order() for size in self.call.views[n].shape]
+        else:
+            sizes = self._odometer()
+        tail = sizes + words + called
+        if called or not self.call.tiles:
+            self._known["tail"] = tail
+        return tail
 
 
 @valueclass
@@ -245,6 +277,20 @@ class Application:
 def _as_moved(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """What entries are to a kernel that knows their size alone: signed, as its own zeros are."""
     return np.dtype(f"int{8 * dtype.itemsize}")
+
+
+def _addresses(tiles: tuple[int | Addressed, ...]) -> list[int]:
+    """Where that lies which a kernel calls; nothing as long as some of it is only looked for."""
+    found = _CALLED.get(tiles, [])
+    if tiles and not found:
+        found = [tile if isinstance(tile, int) else tile.address() for tile in tiles]
+        if not all(address for tile, address in zip(tiles, found, strict=True) if not isinstance(tile, int)):
+            return []
+        _CALLED[tiles] = found
+    return found
+
+
+_CALLED: dict[tuple[int | Addressed, ...], list[int]] = {}  # of so many geometries and dtypes as there are
 
 
 def _floating(word: Word) -> bool:
@@ -317,11 +363,11 @@ def apply_kernel(
             views[i] = dense.reshape(call.copied[i]) if call.copied else dense
     first = len(inputs) + len(outputs) + len(scratch)
     numbers += range(first, first + len(local))
-    steps.append(LaunchStep(found, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
+    steps.append(LaunchStep(found, tuple(numbers), dtypes, swift_replace(call, views=(*views,)), len(inputs)))
     for following in found.then:
         call = following.layout(inputs, outputs, attrs)
         views[len(inputs) :] = call.views[len(inputs) :]
-        steps.append(LaunchStep(following, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
+        steps.append(LaunchStep(following, tuple(numbers), dtypes, swift_replace(call, views=(*views,)), len(inputs)))
     needed = [step for step in steps if step.units] or steps[-1:]  # some steps only some shapes need
     return Application(tuple(needed), tuple(scratch), local)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flowrt.base.spec import Spec, normal_axes
+from flowrt.base.spec import NAMES, Spec, normal_axes
 from flowrt.base.traits import RowForm, RowSpace, reduces_rows, reduction_of
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.fusion.program import FusedProgram, Member, is_reduction, specs_of
@@ -208,11 +208,11 @@ class _Writing:
             return None
         numbers = self.numbers[key]
         if along:
-            if not reduces_rows(op) or self._dtype(key) != spec.dtype.name:
+            if not reduces_rows(op) or self._dtype(key) != NAMES[spec.dtype]:
                 return None
-            numbers = (self._reduced(op, numbers, spec.dtype.name),)
+            numbers = (self._reduced(op, numbers, NAMES[spec.dtype]),)
         attrs = (("axis", outside), ("keepdims", False))
-        reductions = [self._put(op, (number,), spec.dtype.name, attrs) for number in numbers]
+        reductions = [self._put(op, (number,), NAMES[spec.dtype], attrs) for number in numbers]
         left = View.dense([size for axis, size in enumerate(space.bare) if axis not in outside])
         if along:
             return [(reductions[0], OperandPlace(operand, left))]
@@ -220,7 +220,7 @@ class _Writing:
         return [(number, OperandPlace(operand, _every(left, space.length, at))) for at, number in every]
 
     def _dtype(self, key: Key) -> str:
-        return self.reading.program.specs[key[0]].dtype.name
+        return NAMES[self.reading.program.specs[key[0]].dtype]
 
 
 def _every(view: View, length: int, at: int) -> View:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.base.spec import Spec, as_dtype
+from flowrt.base.spec import NAMES, Spec, as_dtype
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.epilogue import EpilogueStep
 from flowrt.kernels.fusion.chains import cut_chains
@@ -129,12 +129,12 @@ def _whole(program: FusedProgram, device: str) -> Whole | None:
         return None
     read = {n for at in (*entrywise, *reduced) for n in program.taken(at)}.union(results)
     sources = [n for n in range(len(specs)) if n in read and (n < first or is_view(program.op(n)))]
-    made_of = [(n, program.op(n), program.taken(n), specs[n].dtype.name) for n in entrywise]
+    made_of = [(n, program.op(n), program.taken(n), NAMES[specs[n].dtype]) for n in entrywise]
     plain, number = plain_members(made_of, sources)
     reductions = tuple((number[program.taken(n)[0]], program.op(n)) for n in reduced)
     dense = [(at, n) for at, n in enumerate(results, first) if n not in reduced]
     made = fused_kernel(
-        tuple(specs[n].dtype.name for n in sources), plain, tuple(number[n] for _, n in dense), device, reductions
+        tuple(NAMES[specs[n].dtype] for n in sources), plain, tuple(number[n] for _, n in dense), device, reductions
     )
     free = first + len(results) + len(reduced)
     seen = [
@@ -209,7 +209,7 @@ def _short_reductions(program: FusedProgram, shape: tuple[int, ...]) -> tuple[in
     if not kept or len(program.members) == len(reduced) or side_by_side(shape, kept, ()) > 1:
         return ()
     views, costly = [View.dense(left).broadcast_to(shape) for left in kept], are_costly(program.ops)
-    taken = [program.specs[program.taken(n)[0]].dtype.name for n in reduced]
+    taken = [NAMES[program.specs[program.taken(n)[0]].dtype] for n in reduced]
     return tuple(
         n
         for n, view, dtype in zip(reduced, views, taken, strict=True)

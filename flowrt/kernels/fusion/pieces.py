@@ -6,7 +6,6 @@ Law: pure. Values that a later piece takes lie in scratch, which is taken again 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.spec import Spec
@@ -53,13 +52,11 @@ class Assembly:
         self._orders += part.orders
         self._wishes += part.wishes
         steps: Sequence[Any] = part.steps
-        self.steps += [replace(step, operands=tuple(at[n] for n in step.operands)) for step in steps]
+        self.steps += [step.on([at[n] for n in step.operands]) for step in steps]
 
     def application(self) -> Application:
         end = self._first + len(self._scratch)
-        steps = [
-            replace(step, operands=tuple(n if n >= 0 else end - 1 - n for n in step.operands)) for step in self.steps
-        ]
+        steps = [step.on([n if n >= 0 else end - 1 - n for n in step.operands]) for step in self.steps]
         orders, wishes = tuple(self._orders), tuple(self._wishes)
         return Application(tuple(steps), tuple(self._scratch), tuple(self._local), orders=orders, wishes=wishes)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -40,6 +41,11 @@ class FusedProgram:
     specs: Sequence[Spec]
     members: Sequence[Member]
     results: Sequence[int]
+    reductions: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        reductions = [n for n, (op, *_) in enumerate(self.members, self.first) if is_reduction(op)]
+        object.__setattr__(self, "reductions", frozenset(reductions))
 
     @property
     def made(self) -> range:
@@ -65,7 +71,7 @@ class FusedProgram:
 
     def reduces(self, n: int) -> bool:
         """Whether a value is what a reduction makes."""
-        return n >= self.first and is_reduction(self.op(n))
+        return n in self.reductions
 
     def kept(self, n: int, shape: Sequence[int]) -> tuple[int, ...]:
         """What of ``shape`` the reduction that makes a value leaves, with axes of size 1."""
@@ -140,7 +146,8 @@ def specs_of(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:
         elif traits.view is Arranged.RESHAPED:
             specs.append(Spec(dtype, _other_shape(op, specs, operands, dict(attrs))))
         else:
-            specs.append(Spec(dtype, np.broadcast_shapes(*(specs[n].concrete for n in operands))))
+            shapes = {specs[n].concrete for n in operands}
+            specs.append(Spec(dtype, shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)))
     return specs
 
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from flowrt.base.spec import Spec
+from flowrt.base.spec import NAMES, Spec
 from flowrt.base.traits import Arranged, RowForm, RowSpace, last_axes, traits_of
 from flowrt.kernels.fusion.program import (
     FusedProgram,
@@ -140,7 +141,7 @@ class SpaceReading:
         if None in taken:
             return False
         self.kinds[n] = kind
-        dtype = self.program.specs[n].dtype.name
+        dtype = NAMES[self.program.specs[n].dtype]
         self.made.append((n, self.program.op(n), tuple(key for key in taken if key is not None), dtype))
         return True
 
@@ -201,7 +202,7 @@ def whole_rows(program: FusedProgram, device: str) -> Whole | None:
     views = [*reading.sources.values(), *(_result_view(space, reading.kinds[n]) for _, n in dense)]
     views += [view for view in totals if view is not None]
     pattern = [view.strides[-1] for view in views]
-    kept = kept_entries(made, pattern)
+    kept = _kept(made_kernel, tuple(pattern))
     row = View.dense((space.length,)).broadcast_to((*space.bare, space.length))
     narrow = narrow_totals(made, pattern)
     in_turns = all(_take_turns(space, left[at]) for at in narrow)
@@ -230,8 +231,14 @@ def _take_turns(space: RowSpace, kept: tuple[int, ...]) -> bool:
 def _kernel(reading: SpaceReading, results: Sequence[int], ends: Sequence[int], device: str) -> RegisteredKernel:
     plain, number = reading.plain()
     reductions = tuple((number[reading.taken_by(n)], reading.program.op(n)) for n in ends)
-    dtypes = tuple(reading.program.specs[i].dtype.name for i, _ in reading.sources)
+    dtypes = tuple(NAMES[reading.program.specs[i].dtype] for i, _ in reading.sources)
     return fused_kernel(dtypes, plain, tuple(number[reading.key(n)] for n in results), device, reductions)
+
+
+@lru_cache(1024)
+def _kept(kernel: RegisteredKernel, pattern: tuple[int, ...]) -> tuple[int, ...]:
+    assert kernel.expression is not None
+    return kept_entries(kernel.expression, pattern)
 
 
 def kept_entries(expression: Expression, pattern: Sequence[int]) -> tuple[int, ...]:

@@ -50,10 +50,7 @@ class View:
 
     @staticmethod
     def dense(shape: Sequence[int]) -> View:
-        strides = [1] * len(shape)
-        for i in range(len(shape) - 2, -1, -1):
-            strides[i] = strides[i + 1] * max(shape[i + 1], 1)
-        return View(tuple(shape), tuple(strides))
+        return _dense(tuple(shape))
 
     @property
     def size(self) -> int:
@@ -103,6 +100,14 @@ class View:
         offset = self.offset + sum(s * stride for s, stride in zip(starts, self.strides, strict=True))
         strides = tuple(stride * step for stride, step in zip(self.strides, steps, strict=True))
         return View(tuple(shape), strides, offset)
+
+
+@lru_cache(4096)
+def _dense(shape: tuple[int, ...]) -> View:
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return View(shape, tuple(strides))
 
 
 @valueclass
@@ -187,6 +192,9 @@ class RegisteredKernel:
         RegisteredKernel, ...
     ] = ()  # further steps on the same operands, each begun when the one before is done
     takes_bits: bool = False  # of floats of 16 bits, and knows what they stand for, or need not
+
+    def __hash__(self) -> int:
+        return hash((self.op, self.device, self.function))  # all fields would take longer than what is looked up by it
 
     def supports(self, dtypes: Sequence[Any]) -> bool:
         return self._sees_bits(dtypes) and (self.dtypes is None or self.dtypes(dtypes))
@@ -334,6 +342,7 @@ def kernel(
             for forget in REPLACED:
                 forget()
         KERNELS.setdefault((op, on), []).insert(0, made)
+        _found.cache_clear()
         return function
 
     return register
@@ -439,10 +448,12 @@ def host_only(*ops: str, why: str) -> None:
 
 def find_kernel(op: str, device: str, dtypes: Sequence[Any]) -> RegisteredKernel | None:
     """The kernel for these operand dtypes (inputs, then outputs), if there is one."""
-    for candidate in KERNELS.get((op, device), ()):
-        if candidate.supports(dtypes):
-            return candidate
-    return None
+    return _found(op, device, tuple(dtypes))
+
+
+@lru_cache(4096)
+def _found(op: str, device: str, dtypes: tuple[Any, ...]) -> RegisteredKernel | None:
+    return next((candidate for candidate in KERNELS.get((op, device), ()) if candidate.supports(dtypes)), None)
 
 
 def without_kernel(op: str) -> str:

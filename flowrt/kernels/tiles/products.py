@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.base.valueclass import valueclass
+from flowrt.base.valueclass import replace, valueclass
 from flowrt.kernels.language.table import Call, View
 from flowrt.kernels.tiles.micro import Tile, tiles_of
 from flowrt.kernels.tiles.panels import stage, table_size
@@ -116,6 +115,10 @@ class ProductBlocks:
     near: int
     shared: bool = False
     tiny: bool = False
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        return self.rows, self.columns, self.depth, self.near, int(self.shared)
 
 
 def blocked(m: int, n: int, k: int, transposed: bool, size: int, geometry: Geometry) -> ProductBlocks:
@@ -223,10 +226,7 @@ class Tiled:
 
     def tiles(self, dtype: Any) -> tuple[int | Tile, ...]:
         """What products call: `micro.Tiles` and `multiplying.Tools`."""
-        width, name, rows = self.geometry.width, str(np.dtype(dtype)), self.geometry.rows * np.dtype(dtype).itemsize
-        row = Tile("tile", 1, LONG * self.geometry.vectors, width, name)
-        dots = (Tile("dots", count, 2, width, name) for count in (1, 4))
-        return (*tiles_of(self.geometry, dtype), row, *dots, Tile("copy", 1, -(-rows // width), width, name))
+        return _tiles(self.geometry, np.dtype(dtype))
 
     def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """The panels of a shared right operand, slab by slab."""
@@ -239,6 +239,14 @@ class Tiled:
     def _laid(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> _Laid:
         flags, floor = (attrs["transpose_a"], attrs["transpose_b"]), attrs.get("activation") == "relu"
         return _lay_out(self.geometry, tuple([spec.concrete for spec in inputs]), outputs[0].dtype, flags, floor)
+
+
+@cache
+def _tiles(geometry: Geometry, dtype: np.dtype[Any]) -> tuple[int | Tile, ...]:
+    width, name, rows = geometry.width, str(dtype), geometry.rows * dtype.itemsize
+    row = Tile("tile", 1, LONG * geometry.vectors, width, name)
+    dots = (Tile("dots", count, 2, width, name) for count in (1, 4))
+    return (*tiles_of(geometry, dtype), row, *dots, Tile("copy", 1, -(-rows // width), width, name))
 
 
 @lru_cache(256)  # the steps, scratch and local memory of one application are asked for one by one
@@ -261,12 +269,11 @@ def _lay_out(
     pairs = zip(given.views, product.views[:2], strict=False)
     seen = [view if old.contiguous else old for old, view in pairs]  # the others are copied into that shape
     views = (*seen, *map(View.dense, operands[2:]), product.views[2], *(View.dense(s.concrete) for s in extra))
-    *sizes, _ = astuple(blocks)
     places = range(first + 2, first + 1 + len(extra))
     factors = (1, 0) if swapped else (0, 1)
     step = Call(
         views,
-        (int(floor), int(biased), *product.words, *map(int, sizes)),
+        (int(floor), int(biased), *product.words, *blocks.words),
         tiles=tiled.tiles(dtype),
         order=(*factors, 2 if biased else places[EDGE], first + 1, first, *places),
         copied=tuple(view.shape for view in product.views[:2]),

@@ -28,18 +28,25 @@ class Cost:
     flops: float = 0
     launches: int = 0
 
-    def add(self, op: str, specs: Sequence[Spec], launches: int) -> None:
-        """One op on operands (inputs, then outputs) of these concrete specs, in so many launches."""
+    def add(self, op: str, specs: Sequence[Spec], launches: int) -> float:
+        """One op on operands (inputs, then outputs) of these concrete specs, in so many launches; answers the seconds
+        that one would take."""
         facts = facts_of(op)
-        self.nbytes += facts.moves(specs) if facts.moves is not None else sum(spec.nbytes for spec in specs)
-        self.flops += facts.flops(specs) if facts.flops is not None else 0
+        nbytes = facts.moves(specs) if facts.moves is not None else sum([spec.nbytes for spec in specs])
+        flops = facts.flops(specs) if facts.flops is not None else 0
+        self.nbytes += nbytes
+        self.flops += flops
         self.launches += launches
+        return _seconds(nbytes, flops, 1)
 
     @property
     def seconds(self) -> float:
         """A rough guess of the seconds that all that was added takes."""
-        moving, computing = self.nbytes / BYTES_PER_SECOND, self.flops / FLOPS_PER_SECOND
-        return moving + computing + self.launches * SECONDS_PER_STEP
+        return _seconds(self.nbytes, self.flops, self.launches)
+
+
+def _seconds(nbytes: float, flops: float, launches: int) -> float:
+    return nbytes / BYTES_PER_SECOND + flops / FLOPS_PER_SECOND + launches * SECONDS_PER_STEP
 
 
 def predict_apart(op: str, specs: Sequence[Spec]) -> float:
@@ -51,6 +58,4 @@ def predict_apart(op: str, specs: Sequence[Spec]) -> float:
 
 def predict(op: str, specs: Sequence[Spec]) -> float:
     """A rough guess of the seconds one op takes on operands (inputs, then outputs) of these concrete specs."""
-    cost = Cost()
-    cost.add(op, specs, 1)
-    return cost.seconds
+    return Cost().add(op, specs, 1)

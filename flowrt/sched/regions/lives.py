@@ -17,11 +17,10 @@ from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.spec import MAX_VALUE_SIZE, Spec, value_known
 from flowrt.base.traits import Arranged, is_alias, traits_of, writes
 from flowrt.op import PROGRAMS, lookup
+from flowrt.sched.regions.alike import Found, again
 from flowrt.sched.regions.regions import CONSTANT, READ, Name, Region, resources_of, size_operands, variable_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from flowrt.base.plan import Plan, PlanNode
 
 
@@ -57,26 +56,25 @@ class Lives:
     equals: dict[Any, int] = field(default_factory=dict)  # what a small constant is → the first such, a root
     held: dict[Name, Spec] = field(default_factory=dict)
     touches: dict[Name, list[int]] = field(default_factory=dict)
-    planned: set[int] = field(default_factory=set)  # values of which the plan knew all that inference can find
+    kinds: tuple[int, ...] = ()
+    inferred: Found = field(default_factory=dict)  # by kind and inputs
 
-    def nodes(self) -> Iterator[tuple[int, PlanNode, range]]:
+    def nodes(self) -> Sequence[tuple[int, PlanNode, range]]:
         """Each node with its place and the values it makes."""
-        for index, (position, first) in enumerate(zip(self.region.nodes, self.region.first, strict=True)):
-            node = self.plan.nodes[position]
-            yield index, node, range(first, first + len(node.outputs))
+        return self.region.latest.nodes
 
     def node(self, index: int) -> PlanNode:
         """The region's node in that place."""
-        return self.plan.nodes[self.region.nodes[index]]
+        return self.region.latest.nodes[index][1]
 
     def outputs(self, index: int) -> range:
         """The values that a node makes."""
-        first = self.region.first[index]
-        return range(first, first + len(self.node(index).outputs))
+        return self.region.latest.nodes[index][2]
 
     def operands(self, index: int) -> list[Spec]:
         """The specs of a node's inputs, then of its outputs."""
-        return [self.specs[value] for value in (*self.node(index).inputs, *self.outputs(index))]
+        _, node, made = self.region.latest.nodes[index]
+        return [self.specs[value] for value in (*node.inputs, *made)]
 
     def know(self, value: int, array: np.ndarray[Any, Any]) -> None:
         """That a value is a constant: the same as an equal one before, where it is small."""
@@ -97,19 +95,17 @@ def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
 
     Raises `SpecError` naming the node that does not fit, `DataDependent` where the shapes cannot be known beforehand.
     """
-    lives = Lives(plan, region)
+    lives = Lives(plan, region, kinds=region.latest.kinds_of(plan, region.nodes, region.first))
     for value, spec in zip(region.inputs, inputs, strict=True):
         lives.specs[value], lives.roots[value], lives.of[value] = spec, value, Life(-1, -1)
-        if value < len(plan.feeds) and plan.feeds[value].spec.known:
-            lives.planned.add(value)
+    specs, roots, of, fixed = lives.specs, lives.roots, lives.of, region.latest.fixed
     for index, node, values in lives.nodes():
-        outputs = _infer(lives, node)
-        if outputs == node.outputs:
-            lives.planned.update(values)
+        outputs = node.outputs if index in fixed else _infer(lives, node, index)
         for value, spec in zip(values, outputs, strict=True):
-            lives.specs[value] = spec
-            lives.roots[value] = lives.roots[node.inputs[0]] if _shares(lives, node, spec) else value
-            lives.of.setdefault(lives.roots[value], Life(index, index))
+            specs[value] = spec
+            roots[value] = root = roots[node.inputs[0]] if _shares(lives, node, spec) else value
+            if root == value:
+                of[root] = Life(index, index)
         if node.op == CONSTANT:
             lives.know(values[0], np.ascontiguousarray(node.attrs["value"]))
         elif inferred_whole(node, outputs):
@@ -121,7 +117,7 @@ def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
         unread = traits_of(node.op).unread
         for place, value in enumerate(node.inputs):
             if place not in unread:
-                lives.of[lives.roots[value]].last = index
+                of[roots[value]].last = index
     return lives
 
 
@@ -149,17 +145,20 @@ def sizes_known(node: PlanNode, inputs: Sequence[Spec]) -> bool:
     return all(value_known(inputs[n].value) or inputs[n].dtype.kind not in "iu" for n in size_operands(node))
 
 
-def _infer(lives: Lives, node: PlanNode) -> tuple[Spec, ...]:
-    """The specs of what a node makes. What the plan found of values alike holds here; integers may yet be computed."""
+def _infer(lives: Lives, node: PlanNode, index: int) -> tuple[Spec, ...]:
+    """The specs of what a node makes."""
     inputs = [lives.specs[value] for value in node.inputs]
+    key = (lives.kinds[index], *inputs)
+    known: tuple[Spec, ...] | None = again(lives.inferred, lives.region.latest.inferred, key)
+    if known is not None:
+        return known
     if not sizes_known(node, inputs):
         raise DataDependent(f"{node.where()}: the sizes of what is computed depend on values computed beside it")
-    if lives.planned.issuperset(node.inputs) and all(s.known and s.dtype.kind not in "iu" for s in node.outputs):
-        return node.outputs
     outputs = infer(node, inputs)
     for spec in outputs:
         if not spec.known:
             raise DataDependent(f"{node.where()}: the shape of {spec} depends on values computed beside it")
+    lives.inferred[key] = outputs
     return outputs
 
 
@@ -187,7 +186,7 @@ def _touch(lives: Lives, node: PlanNode, index: int) -> None:
 
 def inferred_whole(node: PlanNode, outputs: Sequence[Spec]) -> bool:
     """Whether inference alone has found all that the node computes, as it does of shapes and their arithmetic."""
-    if not outputs or is_alias(node.op) or lookup(node.op).stateful:
+    if not outputs or outputs[0].value is None or is_alias(node.op) or lookup(node.op).stateful:
         return False
     return all(spec.dtype.kind in "iu" and value_known(spec.value) and _fits(spec) for spec in outputs)
 

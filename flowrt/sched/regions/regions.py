@@ -20,7 +20,7 @@ for it. It has nothing behind it, so taking that set keeps every edge's sets gro
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -28,6 +28,7 @@ from flowrt.base.collection import free_each
 from flowrt.base.spec import Spec, computed, value_known
 from flowrt.base.traits import writes
 from flowrt.op import sizing
+from flowrt.sched.regions.alike import FoundLast
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -47,7 +48,7 @@ class Region:
     ``nodes`` are positions in plan order, ``first`` the value id of each one's first output. ``inputs`` are values read
     from outside, ``outputs`` values that others read or the step fetches, ``control`` the outside nodes waited for.
     ``reads`` and ``writes`` are variables as (container, name). ``shape_inputs`` are the inputs whose values, not only
-    shapes, decide shapes inside.
+    shapes, decide shapes inside. ``latest`` is what its latest recording found.
     """
 
     nodes: tuple[int, ...]
@@ -59,6 +60,7 @@ class Region:
     reads: tuple[Name, ...] = ()
     writes: tuple[Name, ...] = ()
     shape_inputs: tuple[int, ...] = ()
+    latest: FoundLast = field(default_factory=FoundLast, init=False, repr=False)
 
     @property
     def variables(self) -> tuple[Name, ...]:

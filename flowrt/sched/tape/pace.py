@@ -28,6 +28,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 LEARNING = 3  # timed runs: the first is cold, and any may be disturbed
 CLOCK = 20  # nanoseconds of a launch's time that are the clock's
 GUESS_FROM = 1e-3  # seconds that a tape must be guessed to take to be shared before it was timed
+DIVIDING = 50e-6  # seconds that it takes to divide a tape, for each launch: one that runs but once must win them
 ITERATION = 10e-6  # seconds that an iteration must take to be shared: from one to the next nobody falls asleep
 NO_LOOPS: Mapping[Any, Any] = MappingProxyType({})
 
@@ -120,7 +121,7 @@ class Pace:
             sum(self._units) < 2 and not any(one.divisible for loop in loops.values() for one in loop.all())
         ):
             self.left = 0
-        elif sum(launch.seconds for launch in launches) > GUESS_FROM:
+        elif sum(launch.seconds for launch in launches) > max(GUESS_FROM, 2 * DIVIDING * len(launches)):
             self.decide([launch.seconds for launch in launches])
 
     def learn(self, nanoseconds: Array, iterations: Mapping[LaidLoop, Array | None] = NO_LOOPS) -> None:

@@ -11,24 +11,25 @@ a variable, `sharing` says.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from flowrt.base.attributes import attr_key
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
 from flowrt.base.traits import traits_of, writes
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.fusion.fused import WORTH_BYTES
+from flowrt.kernels.language.table import REPLACED
 from flowrt.kernels.launch import COPY_OP, Application, LaunchStep, Operand, apply_kernel
 from flowrt.sched.host.arena import aligned, lay_out
 from flowrt.sched.loops.nesting import apply_structured
 from flowrt.sched.loops.structured import PURE_STRUCTURED
-from flowrt.sched.regions.cost import Cost, predict
+from flowrt.sched.regions.alike import Found, again
+from flowrt.sched.regions.cost import Cost
 from flowrt.sched.regions.lives import Lives, find_lives
 from flowrt.sched.regions.recorded import ARENA_SLOT, FIRST_SLOT, LOCAL_SLOT, Launch, Output, Recording, RowWrite
 from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resources_of, variable_specs
@@ -97,30 +98,38 @@ def _recorder(plan: Plan, region: Region, inputs: Sequence[Spec]) -> _Recorder:
 
 
 def _apply_nodes(lives: Lives) -> dict[int, Application]:
-    """What computes each node: one for all nodes that do the same, as many do in long graphs. What is structured names
-    the nodes inside, and each its own."""
+    """What computes each node: one for all nodes that do the same, as many do in long graphs."""
+    latest = lives.region.latest
+    found: Found = {}
     applications: dict[int, Application] = {}
-    alike: dict[Hashable, Application] = {}
     for index, node, _ in lives.nodes():
         if lives.computes(index):
-            key = index if node.op in PURE_STRUCTURED else (node.op, _attrs_key(node), *lives.operands(index))
-            alike[key] = applications[index] = alike.get(key) or _apply_node(lives, index)
+            specs = lives.operands(index)
+            key = (_edition[0], lives.kinds[index], *specs)
+            known = again(found, latest.applied, key)
+            if known is None:
+                known = found[key] = _apply_node(lives, index, node, specs)
+            applications[index] = known
+    latest.inferred = lives.inferred
+    latest.applied = {key: known for key, known in found.items() if not (known.orders or known.wishes)}
     return applications
 
 
-def _attrs_key(node: PlanNode) -> Hashable:
-    """A node's attributes as what equals only the same; a program is numbers and names alone, and may be long."""
-    return tuple((n, repr(v) if n == "members" else attr_key(v)) for n, v in sorted(node.attrs.items()))
+_edition = [0]  # of the kernels that there are
 
 
-def _apply_node(lives: Lives, index: int) -> Application:
-    node = lives.node(index)
+def _renew() -> None:
+    _edition[0] += 1
+
+
+REPLACED.append(_renew)
+
+
+def _apply_node(lives: Lives, index: int, node: PlanNode, specs: Sequence[Spec]) -> Application:
+    inputs = len(node.inputs)
     if node.op in PURE_STRUCTURED:
-        specs, device = lives.operands(index), lives.region.device
-        return apply_structured(
-            node.op, specs[: len(node.inputs)], specs[len(node.inputs) :], node.attrs, device, record
-        )
-    return _apply(lives, index, node.op, lives.operands(index), len(node.inputs), node.attrs)
+        return apply_structured(node.op, specs[:inputs], specs[inputs:], node.attrs, lives.region.device, record)
+    return _apply(lives, index, node.op, specs, inputs, node.attrs)
 
 
 def _apply(
@@ -291,13 +300,12 @@ class _Recorder:
         private = [_Storage(len(self.private) + i) for i in range(application.slots)]
         self.private += private
         storages += private
-        sizes = tuple(spec.nbytes for spec in (*specs, *application.scratch, *application.local))
+        sizes = tuple([spec.nbytes for spec in (*specs, *application.scratch, *application.local)])
         position = self.lives.region.nodes[index]
-        seconds = predict(op, specs) / max(len(application.steps), 1)
+        seconds = self.cost.add(op, specs, len(application.steps)) / max(len(application.steps), 1)
         self.pending += [
             _Pending(step, storages, sizes, position, index, control, seconds) for step in application.steps
         ]
-        self.cost.add(op, specs, len(application.steps))
         self.orders += application.orders
         for order, saved in application.wishes:
             self.wishes[order] += saved

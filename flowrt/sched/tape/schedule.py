@@ -10,7 +10,7 @@ in *chunks*. Since stretches follow the tape's order, tasks wait only for earlie
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -206,7 +206,6 @@ def control(plan: Plan, launches: Sequence[Ordered], region: Region | None = Non
         for position in (launch.node, *launch.also):
             done.setdefault(position, set()).add(number)
     nodes, first = (range(len(plan.nodes)), plan.value_starts()) if region is None else (region.nodes, region.first)
-    maker: dict[int, int] = {}
     waits: dict[int, set[int]] = {}
 
     def before(number: int) -> set[int]:
@@ -217,12 +216,17 @@ def control(plan: Plan, launches: Sequence[Ordered], region: Region | None = Non
             found = waits[number] = {n for position in control for n in done.get(position, ()) if n < number}
         return found
 
-    for position, start in zip(nodes, first, strict=False):
-        node = plan.nodes[position]
-        maker.update((start + output, position) for output in range(len(node.outputs)))
+    def made_by(value: int) -> int:
+        """The node of these that makes a value; -1 where none does."""
+        place = bisect_right(first, value, 0, len(nodes)) - 1
+        made = place >= 0 and value < first[place] + len(plan.nodes[nodes[place]].outputs)
+        return nodes[place] if made else -1
+
+    for position in nodes:
         if position not in done:  # nothing is launched for it: it is done when all before it is
-            sources = {*node.control, *(maker[value] for value in node.inputs if value in maker)}
-            done[position] = _last(set().union(*(done.get(source, ()) for source in sources)), before)
+            node = plan.nodes[position]
+            sources = {*node.control, *map(made_by, node.inputs)}
+            done[position] = _last(set().union(*[done[source] for source in sources if source in done]), before)
     return [before(number) for number in range(len(launches))]
 
 
