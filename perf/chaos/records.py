@@ -23,6 +23,7 @@ from machine import describe  # noqa: E402
 Row = dict[str, Any]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 FOLDER, DOCUMENT = ROOT / "docs" / "reliability", ROOT / "docs" / "reliability.md"
+BESIDE = FOLDER / "beside.md"  # what was tried by no script of these
 PROMISES = {
     1: "A worker's death does not stop training; what replaces it counts within 10 s of its process running",
     4: "A stopped worker slows the median step by a tenth at most, is named within 3 s, is handed no more than one "
@@ -149,7 +150,8 @@ def _parted(words: Sequence[str], option: str) -> tuple[str, str]:
 
 def main() -> None:
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))]
-    DOCUMENT.write_text(document(records), encoding="utf-8")
+    beside = BESIDE.read_text(encoding="utf-8")
+    DOCUMENT.write_text(f"{document(records)}\n{beside}", encoding="utf-8")
 
 
 if __name__ == "__main__":
