@@ -376,3 +376,15 @@ def test_quantiles_within_two_deviations_are_within_the_bound() -> None:
     found = [quantile_at(d, math.log(1 - 4 * d * d)) for d in distances]
     np.testing.assert_allclose(found, wanted, rtol=4e-14, atol=2e-16)  # near the median the judge is told less
     assert (found[0], found[2000]) == (-2, 0)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+def test_quotients_and_rests_of_integers_are_exact_to_the_ends_of_their_dtype(dtype: str) -> None:
+    ends, rng = np.iinfo(dtype), np.random.default_rng(7)
+    some = rng.integers(ends.min, ends.max, 400, dtype, endpoint=True)
+    near = np.array([ends.min, ends.min + 1, -7, -3, -2, -1, 0, 1, 2, 3, 7, ends.max - 1, ends.max], dtype)
+    values = np.concatenate([near, some, rng.integers(-9, 10, 60).astype(dtype)])
+    x, y = (each.ravel() for each in np.meshgrid(values, values))
+    with np.errstate(all="ignore"):  # 0 where the divisor is; the lowest over -1 wraps around
+        np.testing.assert_array_equal(fr.floor_divide(x, y), np.floor_divide(x, y))
+        np.testing.assert_array_equal(fr.remainder(x, y), np.remainder(x, y))

@@ -55,6 +55,10 @@ def _signed(dtypes: Sequence[Any]) -> bool:
     return bool(np.dtype(dtypes[0]).kind == "i")
 
 
+def _short(dtypes: Sequence[Any]) -> bool:
+    return _signed(dtypes) and np.dtype(dtypes[0]).itemsize <= 4
+
+
 @kernel(FILL_OP, layout=flat)
 def fill(y: Any, value: float, begin: int, end: int) -> None:
     for i in range(begin, end):
@@ -145,6 +149,28 @@ def signed_remainder(x: Any, y: Any) -> Any:
     return x - x if y == 0 or y == -1 else x % y
 
 
+@jitable
+def short_quotient(x: Any, y: Any) -> Any:
+    """`signed_quotient` and `signed_remainder` of integers of up to 32 bits, without branches, so loops are vectors:
+    a quotient in float64, cut to an integer, is the right one, as it is further from others than it is rounded."""
+    plain = (y != 0) & (y != -1)
+    quotient = np.int32(np.float64(x) / (np.float64(y) if plain else 1.0))
+    rest = np.int32(x - np.int32(quotient * y))
+    below = plain & (rest != 0) & ((rest < 0) != (y < 0))
+    whole = np.int32(quotient - below) if plain else np.int32(0 if y == 0 else -x)
+    return whole, np.int32(rest + (y if below else 0)) if plain else np.int32(0)
+
+
+@jitable
+def short_floor(x: Any, y: Any) -> Any:
+    return short_quotient(x, y)[0]
+
+
+@jitable
+def short_rest(x: Any, y: Any) -> Any:
+    return short_quotient(x, y)[1]
+
+
 elementwise("floor_divide", lambda x, y: floor_quotient(x, y), entry=SLOW, usual=NUMBERS)
 elementwise("floor_divide", far_quotient, on=("cpu",), dtypes=single, narrow=Narrow(is_small_quotient, near_quotient32))
 elementwise(
@@ -152,6 +178,7 @@ elementwise(
 )
 elementwise("floor_divide", lambda x, y: x // y if y != 0 else y, dtypes=integral)
 elementwise("floor_divide", lambda x, y: signed_quotient(x, y), dtypes=_signed)
+elementwise("floor_divide", short_floor, on=("cpu",), dtypes=_short)
 elementwise("remainder", lambda x, y: float_remainder(x, y), entry=SLOW, usual=NUMBERS)
 elementwise("remainder", far_remainder, on=("cpu",), dtypes=single, narrow=Narrow(is_small_quotient, near_remainder32))
 elementwise(
@@ -159,6 +186,7 @@ elementwise(
 )
 elementwise("remainder", lambda x, y: x % y if y != 0 else y, dtypes=integral)
 elementwise("remainder", lambda x, y: signed_remainder(x, y), dtypes=_signed)
+elementwise("remainder", short_rest, on=("cpu",), dtypes=_short)
 
 
 @jitable
