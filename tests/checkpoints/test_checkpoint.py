@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import shutil
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +22,10 @@ import flowrt as fr
 from flowrt.base.errors import CheckpointError
 from flowrt.checkpoints.manifest import NotWhole, _dumped, folder_of, from_data, loaded
 from flowrt.session.checkpoints import Checkpoints
+from flowrt.session.saving import Saving
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 W = np.float32([[1, 2], [3, 4]])
@@ -140,6 +143,36 @@ async def test_steps_at_once_are_all_counted_and_saved_once(tmp_path: Path) -> N
         assert checkpoints.step == 25
         assert len(checkpoints.saves()) <= 2
         assert await session.run(n) == 25
+
+
+async def test_what_goes_on_by_itself_rests_while_it_is_kept_and_what_a_save_kept_that_fails_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    @asynccontextmanager
+    async def rest() -> AsyncIterator[None]:
+        told.append("rests")
+        try:
+            yield
+        finally:
+            told.append("goes on")
+
+    async def keep(saving: Saving) -> None:
+        told.append("is kept")
+        raise CheckpointError("not all of it")
+
+    async def drop(saving: Saving) -> None:
+        told.append("is dropped")
+
+    graph, *_ = model()
+    async with fr.Session(graph, checkpoints=Checkpoints(tmp_path)) as session:
+        session.rests.add(rest)
+        monkeypatch.setattr(Saving, "keep", keep)
+        monkeypatch.setattr(Saving, "drop", drop)
+        with pytest.raises(CheckpointError, match="not all of it"):
+            await session.save()
+    assert told == ["rests", "is kept", "goes on", "is dropped"]
 
 
 async def test_random_draws_do_not_begin_again_after_a_resume(tmp_path: Path) -> None:
