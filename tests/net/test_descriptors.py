@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import subprocess
+import threading
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -20,6 +21,8 @@ from flowrt.net.door import connecting
 from flowrt.net.door.transport import connect
 from flowrt.net.links import Links
 from flowrt.net.master.master import Master
+from flowrt.net.node.node import NetworkNode
+from flowrt.sched.host.host import Host
 
 FIX = r"Too many open files: this process may have \d+; raise `ulimit -n`"
 
@@ -98,3 +101,19 @@ def test_who_is_connected_to_many_takes_as_many_descriptors_as_it_may_have(modul
         f"assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == {most}\n"
     )
     subprocess.run([*python(), "-c", program], check=True, timeout=60, stderr=subprocess.DEVNULL)
+
+
+async def test_a_node_lives_where_there_is_no_thread_in_which_to_let_plans_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(thread: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    host = Host("/job:a/task:0", threads=1)
+    node = NetworkNode(host, "token")
+    try:
+        async with node.serving("127.0.0.1", 0):
+            monkeypatch.setattr(threading.Thread, "start", begin)
+            node._forget([])
+            await asyncio.sleep(0)
+            monkeypatch.undo()
+    finally:
+        await host.aclose()

@@ -40,7 +40,7 @@ from flowrt.net.door.transport import Connection, OpenPort, serve
 from flowrt.net.link import Allowance, LinkStore, TensorLink, is_large
 from flowrt.net.links import Address, Links
 from flowrt.net.node.newcomers import Newcomers
-from flowrt.net.node.plans import ReadyPlan, dismantle, make_ready
+from flowrt.net.node.plans import ReadyPlan, dismantle_in, make_ready
 from flowrt.net.node.reign import Reign, address_of, addresses_in, say, superseded
 from flowrt.net.node.started import Started
 from flowrt.net.stream.local import Local
@@ -454,7 +454,7 @@ class NetworkNode:
     def _forget(self, plans: list[ReadyPlan]) -> None:
         """Let plans go that nobody runs any more, in a lane."""
         if self._tasks is not None:
-            self._tasks.create_task(self.host.lanes.run(dismantle, plans))
+            self._tasks.create_task(dismantle_in(self.host.lanes, plans))
 
     async def _obey_command(self, reign: Reign, command: Command) -> Any:
         """Have iterations do as a master's client asks; they go on when its reign has ended."""

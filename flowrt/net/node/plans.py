@@ -6,6 +6,7 @@ Decoding and freeing hold the GIL, and with it the event loop: of a large plan a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base import codec
 from flowrt.base.collection import free_each, passed_over
 from flowrt.base.device import CLIENT
-from flowrt.base.errors import InternalError
+from flowrt.base.errors import InternalError, ResourceError
 from flowrt.base.plan import let_go, plan_from_parts
 from flowrt.net.link import checked, is_small
 from flowrt.net.wire.frames import NoRoom
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
     from flowrt.base.spec import Spec
     from flowrt.sched.host.host import Host
+    from flowrt.sched.host.lanes import Lanes
     from flowrt.sched.host.rendezvous import Array
 
 
@@ -112,6 +114,12 @@ def _pushed(executor: Executor) -> tuple[tuple[int, ...], tuple[tuple[PlanNode, 
 def _is_pushed(spec: Spec, peer: str, task: str) -> bool:
     """Whether values of ``spec`` between a task and ``peer`` always go unasked."""
     return is_small(spec) and peer not in (CLIENT, task)
+
+
+async def dismantle_in(lanes: Lanes, plans: list[ReadyPlan]) -> None:
+    """`dismantle` in a lane; where there can be none, they go as anything does that nobody holds."""
+    with suppress(ResourceError):
+        await lanes.run(dismantle, plans)
 
 
 def dismantle(plans: list[ReadyPlan]) -> None:
