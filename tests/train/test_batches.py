@@ -252,9 +252,11 @@ class Nodes:
         self.births: dict[str, str] = {}
         self.begins: Callable[[], None] = lambda: None
         tally = SimpleNamespace(lose=lambda replica, task: None, join=lambda replica: None)
-        alone = {"name": "trainer", "local_steps": 1, "copies": 1, "floor": 0, "policy": fr.train.AllOf()}
+        alone = {"local_steps": 1, "copies": 1, "floor": 0, "least": 1, "policy": fr.train.FirstOf(1)}
         nodes = ("/job:worker/task:0", "/job:worker/task:1")
-        trainer: Any = SimpleNamespace(**alone, replicas=2, nodes=nodes, servers=("/job:ps/task:0",), tally=tally)
+        trainer: Any = SimpleNamespace(
+            **alone, name="t", replicas=2, nodes=nodes, servers=("/job:ps/task:0",), tally=tally
+        )
         session: Any = SimpleNamespace(_open_here=lambda: self)
         self.run = Run(trainer, session, supply)
         begin_replicas = [lambda **about: about] * 2
