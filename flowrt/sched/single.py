@@ -24,7 +24,7 @@ from flowrt.kernels.launch import STATUS, Prepared, check, prepare
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.sched.host.latest import Latest
 from flowrt.sched.loops.nesting import whole
-from flowrt.sched.loops.pieces import fed_to, find_pieces, role_of
+from flowrt.sched.loops.pieces import fed_to, find_pieces, outputs_of, role_of
 from flowrt.sched.loops.structured import PARTING, STACKING, STRUCTURED, StackedRows, interpret
 from flowrt.sched.piecewise import Piecewise
 from flowrt.sched.ready import AT_ONCE, GuessingRunner
@@ -179,7 +179,7 @@ class StructuredRunner(GuessingRunner):
         pieces = came.get(key)
         if pieces is None:
             specs = [Spec(a.dtype, a.shape) for a in inputs]
-            fed = {id(plan): given for plan, given in fed_to(self.node, specs, infer(self.node, specs))}
+            fed = {id(plan): given for plan, given in fed_to(self.node, specs, outputs_of(self.node, specs))}
             pieces = came[key] = self._bodies[id(body)].pieces(fed[id(body)])
         return pieces
 

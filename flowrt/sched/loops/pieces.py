@@ -110,7 +110,7 @@ def _varying(plan: Plan, nodes: Sequence[int], specs: dict[int, Spec]) -> frozen
     for position in nodes:
         node = plan.nodes[position]
         taken = [specs[value] for value in node.inputs]
-        made = _infer(node, taken)
+        made = outputs_of(node, taken)
         specs.update(enumerate(made, starts[position]))
         alike = all(spec.known for spec in (*taken, *made)) and sizes_known(node, taken)
         if not alike or _varies_inside(node, taken, made):
@@ -118,12 +118,15 @@ def _varying(plan: Plan, nodes: Sequence[int], specs: dict[int, Spec]) -> frozen
     return frozenset(found)
 
 
-def _infer(node: PlanNode, inputs: Sequence[Spec]) -> Sequence[Spec]:
+def outputs_of(node: PlanNode, inputs: Sequence[Spec]) -> Sequence[Spec]:
+    """The specs of what a node makes of inputs of these, as far as they are known before it runs."""
     if all(spec.known and spec.dtype.kind not in "iu" for spec in node.outputs):
         return node.outputs
     try:
         return lookup(node.op).infer(inputs, node.attrs)
     except SpecError as error:
+        if node.op in PURE_STRUCTURED:  # its body need not run
+            return node.outputs
         raise SpecError(f"{node.where()}: {error}") from None
 
 

@@ -111,9 +111,21 @@ def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], run: R
         stacks = [stack.and_rows([answer]) for stack, answer in zip(stacks, answers[carried:], strict=True)]
         done += 1
     length = len(rows[0]) if rows else done if limit is None else limit
-    specs = lookup(op).infer([spec_of(a) for a in inputs], attrs)[carried + 1 :] if stacks else ()
+    specs = stack_specs(op, [spec_of(a) for a in inputs], attrs) if stacks else ()
     made = [stack.stacked(spec, length, attrs["reverse"]) for stack, spec in zip(stacks, specs, strict=True)]
     return (*state, np.array(done, np.int64), *made)
+
+
+def stack_specs(op: str, inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Sequence[Spec]:
+    """The specs of what a loop stacks, as far as they are known: of what fits these inputs in no iteration, what the
+    body says."""
+    carried, body = attrs["carried"], attrs["body"]
+    try:
+        return lookup(op).infer(inputs, attrs)[carried + 1 :]
+    except SpecError:
+        specs = body.value_specs()
+        rows = [specs[value] for value in body.fetches[carried:]]
+        return [Spec(row.dtype, None if row.dims is None else (None, *row.dims)) for row in rows]
 
 
 def most_iterations(attrs: Mapping[str, Any], lengths: Sequence[int], count: int | None) -> int | None:

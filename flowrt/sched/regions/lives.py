@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import GraphError, SpecError
+from flowrt.base.plan import Plan
 from flowrt.base.spec import MAX_VALUE_SIZE, Spec, value_known
 from flowrt.base.traits import Arranged, is_alias, traits_of, writes
 from flowrt.op import PROGRAMS, lookup
@@ -21,7 +22,7 @@ from flowrt.sched.regions.alike import Found, again
 from flowrt.sched.regions.regions import CONSTANT, READ, Name, Region, resources_of, size_operands, variable_specs
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import Plan, PlanNode
+    from flowrt.base.plan import PlanNode
 
 
 BRING = "bring"
@@ -154,7 +155,12 @@ def _infer(lives: Lives, node: PlanNode, index: int) -> tuple[Spec, ...]:
         return known
     if not sizes_known(node, inputs):
         raise DataDependent(f"{node.where()}: the sizes of what is computed depend on values computed beside it")
-    outputs = infer(node, inputs)
+    try:
+        outputs = infer(node, inputs)
+    except SpecError as error:
+        if not any(isinstance(attr, Plan) for attr in node.attrs.values()):
+            raise
+        raise DataDependent(str(error)) from None  # of a body, which may never run
     for spec in outputs:
         if not spec.known:
             raise DataDependent(f"{node.where()}: the shape of {spec} depends on values computed beside it")
