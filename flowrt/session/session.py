@@ -173,7 +173,7 @@ class Session(AsyncOnly):
         """
         try:
             if timeout is not None and not is_number(timeout, -inf):
-                raise GraphError(f"{user_site()}: timeout is a number of seconds, got {timeout!r}")
+                raise GraphError(f"{user_site()}: timeout is a number of seconds, got {timeout!r:.80}")
             step, arrays = self._prepare(fetches, feeds)
             return await (self._run_soon(step, arrays) if timeout is None else self._run(step, arrays, timeout))
         except BaseException as error:

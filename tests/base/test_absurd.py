@@ -203,6 +203,7 @@ def test_sessions_refuse_what_they_do_not_take_at_the_programs_line() -> None:
     with fr.BlockingSession(graph) as session:
         for call in (
             lambda: session.run(y, {x: X}, timeout=float("nan")),
+            lambda: session.run(y, {x: X}, timeout=BEYOND),
             lambda: session.compile(y, 3),  # type: ignore[arg-type]
             lambda: session.compile(y, [x, x]),
             lambda: session.tracing("a\0").__enter__(),
@@ -214,7 +215,7 @@ def test_sessions_refuse_what_they_do_not_take_at_the_programs_line() -> None:
         ):
             with pytest.raises(fr.FlowrtError, match=r"test_absurd.py:\d+"):
                 call()
-        assert (session.run(y, {x: X}, timeout=BEYOND) == 1).all()  # years are awaited, whatever their number
+        assert (session.run(y, {x: X}, timeout=1e300) == 1).all()  # years are awaited, whatever their number
 
 
 def test_a_number_is_no_path_and_the_descriptor_that_it_names_stays_open() -> None:
