@@ -15,6 +15,7 @@ from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import checked_function, fitting
 from flowrt.base.plan import Plan
 from flowrt.base.spec import is_float
+from flowrt.base.tracebacks import brief
 from flowrt.base.traits import Arranged
 from flowrt.graph import Graph, Node, Tensor
 from flowrt.op import active_builder, as_value, builder_for
@@ -118,7 +119,7 @@ def custom_gradient(function: Callable[P, Any]) -> Callable[P, Any]:
         _refuse_others(name, builder, begun, answers, arguments)
         return form.rebuild(_with_rule(name, builder, rule, answers, arguments))
 
-    return called
+    return brief(called)
 
 
 def _is_real(value: Any) -> bool:

@@ -234,6 +234,8 @@ def build(what: str) -> None:
                 fr.while_loop(lambda i: i < 3, lambda i: i + {}["nothing"], (0,))
             case "an own op's inference":
                 traced_confused(x)
+            case "a gradient rule":
+                fr.custom_gradient(lambda y: (y * 2.0, lambda slope: (slope, slope)))(x)
             case "gradients":
                 fr.gradients(fr.argmax(x, axis=0), x)
             case "an optimiser":
@@ -245,7 +247,7 @@ def build(what: str) -> None:
 BUILDS = ["an op", "an op in a loop", "an op in a branch", "the user's own code in a loop", "an own op's inference"]
 
 
-@pytest.mark.parametrize("what", [*BUILDS, "gradients", "an optimiser", "a trainer"])
+@pytest.mark.parametrize("what", [*BUILDS, "a gradient rule", "gradients", "an optimiser", "a trainer"])
 def test_a_graph_that_cannot_be_built(what: str) -> None:
     check(printed(lambda: build(what)), "in build", 12)
 
