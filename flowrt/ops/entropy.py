@@ -25,6 +25,7 @@ def softmax_cross_entropy(logits: Operand, labels: Operand, *, name: str | None 
     """The cross entropy between ``labels`` and the softmax of ``logits`` [..., classes], per example: [...].
 
     ``labels`` are classes, integers [...] from 0 to classes - 1 (any other fails the step), or weights [..., classes].
+    ``fr.nn.cross_entropy`` is the same; PyTorch's of that name is the mean of it.
     """
     given, told = described(logits), described(labels)
     counted = told.dtype.kind in "biu"

@@ -60,7 +60,6 @@ TYPED = {
         "Linear": "matmul",
         "relu6": "fr.clip(x, 0, 6)",
         "l2_loss": "fr.sum(fr.square(x)) / 2",
-        "cross_entropy": "fr.nn.softmax_cross_entropy(logits, labels)",
         "binary_cross_entropy": "fr.nn.sigmoid_cross_entropy(logits, labels)",
         "scaled_dot_product_attention": "fr.nn.attention(q, k, v, mask, causal=True)",
         "GRUCell": "fr.nn.gru(x, h, w_x, w_h, bias)",

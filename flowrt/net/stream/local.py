@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WAYS = ("shared", "unix", "tcp")  # the best first
 BACKLOG = 128
-LINGER = 0.75  # seconds after which memory that nobody used goes back to the system; twice that at most
+LINGER = 0.5  # seconds after which memory that nobody used goes back to the system; twice that at most
 UNCLAIMED = 64  # side sockets that nobody has asked for yet; the oldest give way
 TICKET = 16  # bytes
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
