@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
-from flowrt.base.locating import located
+from flowrt.base.locating import fitting, located
 from flowrt.base.spec import Shape, Spec, is_float
 from flowrt.ops.elementwise import astype, negative, sigmoid
 from flowrt.ops.inference import broadcast, described, merged
@@ -25,13 +25,18 @@ def softmax_cross_entropy(logits: Operand, labels: Operand, *, name: str | None 
     """The cross entropy between ``labels`` and the softmax of ``logits`` [..., classes], per example: [...].
 
     ``labels`` are classes, integers [...] from 0 to classes - 1 (any other fails the step), or weights [..., classes].
-    ``fr.nn.cross_entropy`` is the same; PyTorch's of that name is the mean of it.
     """
     given, told = described(logits), described(labels)
     counted = told.dtype.kind in "biu"
     if counted and (given.dims is None or told.dims is None or told.rank != given.rank):
         return class_cross_entropy(logits, labels, name=name)
     return _weighted_entropy(logits, astype(labels, given.dtype) if counted else labels, name=name)
+
+
+@fitting
+def cross_entropy(logits: Operand, labels: Operand) -> TensorOrArray:
+    """`softmax_cross_entropy` by the name that PyTorch has for the mean of it."""
+    return softmax_cross_entropy(logits, labels)
 
 
 def _check_logits(logits: Spec) -> None:

@@ -7,8 +7,7 @@ from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.attention import attention
 from flowrt.ops.conv import conv2d, conv2d_transpose
 from flowrt.ops.elementwise import relu, sigmoid, tanh
-from flowrt.ops.entropy import sigmoid_cross_entropy, softmax_cross_entropy
-from flowrt.ops.entropy import softmax_cross_entropy as cross_entropy
+from flowrt.ops.entropy import cross_entropy, sigmoid_cross_entropy, softmax_cross_entropy
 from flowrt.ops.gru import gru
 from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding, embedding_lookup, layer_norm
 from flowrt.ops.moments import moments
