@@ -7,9 +7,9 @@ inference" (2020), where it came closest to the lower bound, the most bytes aliv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def lay_out(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
             break
         beside = ((firsts[:placed] <= last) & (lasts[:placed] >= first)).nonzero()[0]
         beside = beside[starts[beside].argsort(kind="stable")]
-        offset = _tightest_gap(size, starts[beside].tolist(), ends[beside].tolist())
+        offset = _tightest_gap(size, starts[beside], ends[beside])
         offsets[number] = offset
         firsts[placed], lasts[placed], starts[placed], ends[placed] = first, last, offset, offset + size
         total = max(total, offset + size)
@@ -83,12 +83,12 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _tightest_gap(size: int, starts: Iterable[int], ends: Iterable[int]) -> int:
+def _tightest_gap(size: int, starts: Any, ends: Any) -> int:
     """The start of the smallest gap that holds ``size`` among blocks sorted by start, else the end of them all."""
-    reach, found, smallest = 0, -1, -1
-    for start, end in zip(starts, ends, strict=True):
-        if size <= start - reach and (found < 0 or start - reach < smallest):
-            found, smallest = reach, start - reach
-        if end > reach:
-            reach = end
-    return reach if found < 0 else found
+    if not starts.size:
+        return 0
+    reach = np.maximum.accumulate(ends)
+    before = np.concatenate([[0], reach[:-1]])
+    gaps = starts - before
+    fitting = np.nonzero(gaps >= size)[0]
+    return int(before[fitting[np.argmin(gaps[fitting])]] if fitting.size else reach[-1])
