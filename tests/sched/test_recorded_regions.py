@@ -14,6 +14,7 @@ import flowrt as fr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 ONE = fr.Options(devices=("recorder:0",))
 RUN_WORDS = 4
@@ -351,3 +352,21 @@ async def test_constants_go_where_memory_is_short(world: World) -> None:
         for size in (1000, 900, 800, 700, 600, 500, 1000):
             found = await session.run(slope, {x: np.ones(size, np.float32)})
             np.testing.assert_allclose(found, np.full(size, (size + 1) / size), rtol=1e-4)
+
+
+@pytest.mark.parametrize("limit", [100_000, 140_000])
+async def test_a_restored_variable_has_memory_though_what_is_recorded_with_it_keeps_that(
+    world: World, tmp_path: Path, limit: int
+) -> None:
+    """It comes from the host while its old place is kept: the recordings of other sizes go first, then this one."""
+    world.limit = limit
+    with fr.Graph() as graph, fr.device("recorder:0"):
+        x = fr.placeholder("float32", (None,))
+        w = fr.Variable(np.ones(10_000, np.float32), name="w")
+        y = fr.mean(w + fr.sum(x))
+    async with fr.Session(graph, options=ONE, checkpoints=fr.Checkpoints(tmp_path)) as session:
+        await session.save()
+        for size in (2, 2, 1, 1):
+            assert await session.run(y, {x: np.zeros(size, np.float32)}) == 1
+        await session.restore()
+        assert await session.run(y, {x: np.zeros(1, np.float32)}) == 1

@@ -245,7 +245,8 @@ class WholeRegions:
         if again is not None:
             if self._is_where_it_was(again, layout, unit):
                 return self._replay(region, layout, again, inputs, words)
-            known.again.remove(again)
+            if again in known.again:  # or it went as memory was short
+                known.again.remove(again)
             known.renewed += 1
         again = None
         memory = self._take(known, unit)
@@ -263,10 +264,16 @@ class WholeRegions:
         return self._outputs(layout, memory, inputs)
 
     def _is_where_it_was(self, again: _Again, layout: RegionLayout, unit: Unit | BodyUnit) -> bool:
-        """Whether all variables lie where they were recorded, and nobody else looks at those that are written."""
+        """Whether all variables lie where they were recorded, and nobody else looks at those that are written.
+
+        Where there is no memory for one that does not, beside what is recorded, they do not.
+        """
         if again.seen == self._holding.changes and all(array.is_alone for array in again.changed):
             return True
-        again.memory.variables = self._variables(layout, unit)
+        try:
+            again.memory.variables = self._variables(layout, unit)
+        except ResourceError:
+            return False
         again.seen = self._holding.changes
         return again.memory.places == again.places
 
