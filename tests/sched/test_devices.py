@@ -596,3 +596,28 @@ async def test_the_words_of_every_kernel_stay_until_what_was_issued_is_done(
         await session.run(y, {x: np.zeros(3, np.float32)})
     assert len(there) >= 2
     assert all(there)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_what_was_issued_is_waited_for_where_the_next_launch_is_refused(
+    opened: Any, arena: Any, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """Its words stay until then, as those of a step that ends well do."""
+    if not whole:
+        monkeypatch.delattr(arena.Arena, "part")
+    given: list[weakref.ref[Any]] = []
+    there: list[bool] = []
+
+    def launched(self: Any, kernel: Any, operands: Any, words: Any) -> None:
+        if given:
+            raise OSError("one launch was enough")
+        given.append(weakref.ref(words if words.base is None else words.base))
+
+    monkeypatch.setattr(arena.Arena, "launch", launched)
+    monkeypatch.setattr(arena.Arena, "finish", lambda self: there.extend(words() is not None for words in given))
+    with fr.Graph() as graph, fr.device("arena:0"):
+        y = fr.cumsum(fr.tanh(x := fr.placeholder("float32", (3,))))
+    async with fr.Session(graph, options=ONE) as session:
+        with pytest.raises(fr.FlowrtError, match=r"cumsum.*: OSError: one launch was enough"):
+            await session.run(y, {x: np.zeros(3, np.float32)})
+        assert there == [True]

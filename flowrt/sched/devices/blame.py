@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import DeviceLost, FlowrtError, GraphError, ResourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from flowrt.base.plan import PlanNode
@@ -69,3 +70,16 @@ def finish(driver: Driver, issued: Iterable[PlanNode]) -> None:
     """Wait until all that was ``issued`` is done. Where that fails, these are named."""
     with Naming(issued):
         driver.finish()
+
+
+@contextmanager
+def finished_though_it_fails(driver: Driver) -> Iterator[None]:
+    """Where something goes wrong inside, what was issued there is waited for: it looks at words and operands still."""
+    try:
+        yield
+    except DeviceLost:  # which is asked for nothing any more
+        raise
+    except BaseException:
+        with suppress(Exception):  # the first is told
+            driver.finish()
+        raise

@@ -20,7 +20,7 @@ from flowrt.base.errors import SpecError, StepCancelled
 from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, check
-from flowrt.sched.devices.blame import Naming, finish, prepared
+from flowrt.sched.devices.blame import Naming, finish, finished_though_it_fails, prepared
 from flowrt.sched.devices.holding import Holding
 from flowrt.sched.devices.looping import Bodies, BodyUnit
 from flowrt.sched.devices.memory import Arena, DeviceArray
@@ -88,14 +88,15 @@ class Issuer:
             return found
         values: dict[int, Value] = dict(zip(unit.inputs, inputs, strict=True))
         last, run = self._last_uses(unit), _UnitRun(words, [], [])
-        for position in unit.nodes:
-            node = self._plan.nodes[position]
-            if words[STATUS]:
-                raise StepCancelled(f"{node.where()} was not begun")
-            made = self._issue(position, node, [values[v] for v in node.inputs], run)
-            values.update(zip(range(self._starts[position], self._starts[position + 1]), made, strict=True))
-            for value in last.get(position, ()):
-                values.pop(value, None)
+        with finished_though_it_fails(self._arena.driver):
+            for position in unit.nodes:
+                node = self._plan.nodes[position]
+                if words[STATUS]:
+                    raise StepCancelled(f"{node.where()} was not begun")
+                made = self._issue(position, node, [values[v] for v in node.inputs], run)
+                values.update(zip(range(self._starts[position], self._starts[position + 1]), made, strict=True))
+                for value in last.get(position, ()):
+                    values.pop(value, None)
         self._finish(run)
         return [values[v] for v in unit.outputs]
 

@@ -23,7 +23,7 @@ from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, replace_value, spec_of, value_known
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.launch import STATUS, check, run_kernel
-from flowrt.sched.devices.blame import Naming, finish, prepared
+from flowrt.sched.devices.blame import Naming, finish, finished_though_it_fails, prepared
 from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.staging import Copying, Staging, stage
@@ -300,11 +300,12 @@ class WholeRegions:
         """Launch one after another."""
         for stretch in layout.stretches:
             left = np.tile(words, (len(stretch), 1))
-            for launch, own in zip(stretch, left, strict=True):
-                if words[STATUS]:
-                    raise StepCancelled(f"{self._plan.nodes[launch.node].where()} was not begun")
-                with Naming(self._nodes([launch])):
-                    launch.kernel.launch([self._at(home, memory) for home in launch.operands], own)
+            with finished_though_it_fails(self._arena.driver):
+                for launch, own in zip(stretch, left, strict=True):
+                    if words[STATUS]:
+                        raise StepCancelled(f"{self._plan.nodes[launch.node].where()} was not begun")
+                    with Naming(self._nodes([launch])):
+                        launch.kernel.launch([self._at(home, memory) for home in launch.operands], own)
             finish(self._arena.driver, self._nodes(stretch))
             self._look(stretch, left)
 
