@@ -118,6 +118,7 @@ ROOMS = [
         "sched/versions",
         "sched/host",
         "sched/regions",
+        "sched/loops/structured",  # what they are, wherever they run
         "sched/devices",
         "sched/host/host",  # which opens the devices
         "sched/loops",

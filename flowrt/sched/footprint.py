@@ -22,6 +22,7 @@ from flowrt.kernels.launch import apply_kernel
 from flowrt.op import lookup
 from flowrt.sched.host.arena import local_room
 from flowrt.sched.host.memory import amount, counted
+from flowrt.sched.loops.pieces import outputs_of
 from flowrt.sched.loops.structured import STRUCTURED
 from flowrt.sched.machine import StepMachine
 from flowrt.sched.regions.lives import DataDependent, sizes_known
@@ -192,7 +193,7 @@ class _Play:
         starts = self.plan.value_starts()
         for position in unit.nodes:
             node = self.plan.nodes[position]
-            outputs = lookup(node.op).infer([self._known(value) for value in node.inputs], node.attrs)
+            outputs = outputs_of(node, [self._known(value) for value in node.inputs])
             self.specs.update(zip(range(starts[position], starts[position + 1]), outputs, strict=True))
 
     def _known(self, value: int) -> Spec:

@@ -23,7 +23,7 @@ from flowrt.sched.footprint import Footprint, HeldTensor, predict_peak, survey
 from flowrt.sched.host.memory import amount
 from flowrt.sched.host.segments import LARGE
 from flowrt.sched.loops.nesting import whole
-from flowrt.sched.loops.pieces import fed_to, find_pieces
+from flowrt.sched.loops.pieces import fed_to, find_pieces, outputs_of
 from flowrt.sched.loops.scalar_loops import in_one_kernel
 from flowrt.sched.loops.structured import LOOP, STRUCTURED
 from flowrt.sched.regions.lives import DataDependent, infer
@@ -320,17 +320,18 @@ def _named(nodes: Sequence[PlanNode]) -> str:
 
 def _pace(node: PlanNode, inputs: Sequence[Spec]) -> str:
     """What computes an iteration of a loop on such inputs."""
-    reason = in_one_kernel(inputs, node.attrs)
-    if isinstance(reason, float):
-        return f"one kernel, {_seconds(reason)} an iteration"
     feeds = tuple([PlanFeed(f"input {place}", spec) for place, spec in enumerate(inputs)])
     alone = Plan("", (replace(node, inputs=tuple(range(len(inputs))), control=()),), feeds)
     try:
-        record(alone, whole(alone, node.device), inputs)
-    except DataDependent as error:
-        return f"{_pieces(node, inputs)}, as sizes change with values: {error}"
+        try:
+            record(alone, whole(alone, node.device), inputs)
+        except DataDependent as error:
+            return f"{_pieces(node, inputs)}, as it is not one tape: {error}"
     except GraphError as error:
         return f"one operation after another: {error}"
+    reason = in_one_kernel(inputs, node.attrs)
+    if isinstance(reason, float):
+        return f"one kernel, {_seconds(reason)} an iteration"
     body, fed = next(fed_to(node, inputs, infer(node, inputs)))
     made = record(body, whole(body, node.device), fed)
     taken = _seconds(made.predicted_seconds)
@@ -339,15 +340,14 @@ def _pace(node: PlanNode, inputs: Sequence[Spec]) -> str:
 
 def _pieces(node: PlanNode, inputs: Sequence[Spec]) -> str:
     """What an iteration of a loop comes to that is no launch."""
-    body, fed = next(fed_to(node, inputs, infer(node, inputs)))
+    body, fed = next(fed_to(node, inputs, outputs_of(node, inputs)))
     pieces = find_pieces(body, whole(body, node.device), fed)
     varying = [body.nodes[n] for piece in pieces if piece.varies for n in piece.region.nodes]
     alone = [node for node in varying if node.op != CONSTANT]
     tapes = [_tape(body, piece.region, fed) for piece in pieces if not piece.varies]
-    return (
-        f"{len(tapes)} tapes an iteration, and {len(alone)} operations one after another until their sizes come again, "
-        f"which break them ({_named(alone)}); the tapes take {_cost(tapes)}"
-    )
+    broken = f", and {len(alone)} operations one after another until their sizes come again, which break them"
+    between = f"{broken} ({_named(alone)})" if alone else ""
+    return f"{len(tapes)} tapes an iteration{between}; the tapes take {_cost(tapes)}"
 
 
 def _seconds(seconds: float) -> str:

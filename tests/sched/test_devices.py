@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from loop_world import assert_guarded, guarded
 from places import ROOT
 
 import flowrt as fr
@@ -272,6 +273,18 @@ async def test_loops_and_branches_are_carried_out_where_their_bodies_are(
         for one, other in zip(mine, host, strict=True):
             for a, b in zip(*(x if isinstance(x, (tuple, list)) else [x] for x in (one, other)), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+async def test_a_body_on_a_device_that_sizes_rule_out_and_that_does_not_run_is_no_error(opened: Any) -> None:
+    with fr.Graph() as graph, fr.device("arena:0"):
+        x, rows = fr.placeholder("float32", (None,)), fr.placeholder("float32", (None, None))
+        made, mapped = guarded(x), fr.map_fn(lambda r: r - fr.max(rows), rows)
+    async with fr.Session(graph, options=fr.Options(devices=("arena",))) as session:
+        for size in (0, 3, 0, 7):
+            fed = np.arange(size, dtype=np.float32) + 1
+            found, of_rows = await session.run([made, mapped], {x: fed, rows: np.ones((size, 4), np.float32)})
+            assert_guarded(found, fed)
+            assert of_rows.shape == (size, 4)
 
 
 async def test_what_a_device_cannot_do_is_refused_at_the_users_line_with_what_would_do(opened: Any) -> None:

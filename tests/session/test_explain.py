@@ -78,7 +78,7 @@ async def test_explain_says_what_of_a_loop_runs_op_by_op_as_its_slices_change_wi
     async with fr.Session(graph) as session:
         told = [str(await session.explain(rows)) for rows in (sliced, masked)]
     assert "2 tapes an iteration, and 2 operations one after another until their sizes come again" in told[0]
-    assert "slice" in told[0].partition("change with values: ")[2].splitlines()[0]
+    assert "slice" in told[0].partition("not one tape: ")[2].splitlines()[0]
     assert "several launches an iteration: " in told[1]
 
 
@@ -118,3 +118,15 @@ async def test_explain_says_what_an_iteration_takes_and_what_breaks_its_tapes() 
 
 def _microseconds(text: str) -> float:
     return float(text.partition(" µs")[0].rpartition(" ")[2])
+
+
+async def test_explain_says_why_the_body_of_a_loop_is_not_computed_as_one() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None,))
+        less = fr.map_fn(lambda r: r - fr.max(x), x)
+        guarded = fr.map_fn(lambda r: fr.cond(fr.shape_of(x)[0] > 5, lambda: x[5] + r, lambda: r), x)
+        joined = fr.while_loop(lambda y: fr.shape_of(y)[0] > 9, lambda y: y / fr.max(y), x)
+    async with fr.Session(graph) as session:
+        for made, why in ((less, "maximum of no entries"), (guarded, "index 5"), (joined, "maximum of no entries")):
+            (task,) = (await session.explain(made, feeds={x: (0,)})).tasks
+            assert why in task.loops[0]

@@ -17,8 +17,8 @@ import numpy as np
 from flowrt.base.errors import SpecError, StepCancelled
 from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.launch import STATUS
-from flowrt.op import lookup
 from flowrt.sched.devices.memory import Arena, DeviceArray
+from flowrt.sched.loops.structured import stack_specs
 from flowrt.sched.regions.regions import find_regions
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Bodies:
                 stack.put(at if attrs["reverse"] else done, self._arena.here(answer, node))
             done += 1
         specs = [value.spec if isinstance(value, DeviceArray) else spec_of(value) for value in inputs]
-        made = lookup(node.op).infer(specs, attrs)[carried + 1 :] if stacks else ()
+        made = stack_specs(node.op, specs, attrs) if stacks else ()
         whole = [stack.whole(spec, done) for stack, spec in zip(stacks, made, strict=True)]
         return [*state, np.array(done, np.int64), *whole]
 

@@ -117,15 +117,27 @@ def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], run: R
 
 
 def stack_specs(op: str, inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Sequence[Spec]:
-    """The specs of what a loop stacks, as far as they are known: of what fits these inputs in no iteration, what the
-    body says."""
-    carried, body = attrs["carried"], attrs["body"]
+    """The specs of what a loop stacks, as far as they are known: where these inputs fit no iteration, of what makes
+    nothing of them what the body says."""
+    carried, scanned, counted, body = attrs["carried"], attrs["scanned"], int(attrs["counted"]), attrs["body"]
     try:
         return lookup(op).infer(inputs, attrs)[carried + 1 :]
     except SpecError:
-        specs = body.value_specs()
+        specs = [spec.without_value() for spec in inputs[counted:]]
+        for place in range(carried, carried + scanned):
+            specs[place] = Spec(specs[place].dtype, specs[place].concrete[1:])
+        for node in body.nodes:
+            specs += _supposed(node, [specs[value] for value in node.inputs])
         rows = [specs[value] for value in body.fetches[carried:]]
         return [Spec(row.dtype, None if row.dims is None else (None, *row.dims)) for row in rows]
+
+
+def _supposed(node: PlanNode, inputs: Sequence[Spec]) -> Sequence[Spec]:
+    """The specs of what a node makes of inputs of these, or, where they do not fit it, would make of others."""
+    try:
+        return lookup(node.op).infer(inputs, node.attrs)
+    except SpecError:
+        return node.outputs
 
 
 def most_iterations(attrs: Mapping[str, Any], lengths: Sequence[int], count: int | None) -> int | None:
