@@ -12,6 +12,8 @@ from kernel_world import own_tables
 
 import flowrt as fr
 from flowrt.base.traits import Arranged
+from flowrt.kernels.language import table
+from flowrt.kernels.language.table import find_kernel
 from flowrt.op import REGISTRY
 from flowrt.sched.regions.cost import predict
 
@@ -356,6 +358,34 @@ def test_a_kernel_written_anew_takes_the_place_of_the_one_before() -> None:
             y = rewritten(fr.placeholder("float64", (1, 1), name="x"))
         with fr.BlockingSession(graph) as session:
             assert session.run(y, {graph.get_tensor_by_name("x:0"): np.ones((1, 1))})[0, 0] == factor
+
+
+def test_whoever_looks_while_a_kernel_is_written_anew_finds_that_one_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also who looked before it was there, and stores what it found once it is; and who is told to look again."""
+    looking, told = iter([True]), []
+    monkeypatch.setattr(table, "REPLACED", [lambda: told.append(found())])
+
+    def found() -> Any:
+        kernel = find_kernel("own_raced", "cpu", (np.float32, np.float32))
+        return kernel and kernel.function
+
+    def asked(dtypes: Any) -> bool:
+        if next(looking, False):  # as another thread may
+            fr.kernel("own_raced", on="cpu")(anew)
+        return True
+
+    def before(x: Any, out: Any) -> None:
+        out[:] = x
+
+    def anew(x: Any, out: Any) -> None:
+        out[:] = x
+
+    fr.kernel("own_raced", on="cpu", dtypes=asked)(before)
+    assert found() is before
+    assert found() is anew
+    assert told == [anew]
 
 
 def test_a_kernel_that_states_its_flops_is_taken_for_as_long_as_they_last() -> None:

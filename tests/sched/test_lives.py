@@ -8,7 +8,7 @@ from tape_world import PlanMaker, whole_region
 
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import Spec
-from flowrt.kernels.language.table import REPLACED
+from flowrt.kernels.language.table import forget_kernels
 from flowrt.sched.regions.lives import SMALL, find_lives
 from flowrt.sched.regions.regions import find_regions
 from flowrt.sched.tape.recording import record
@@ -60,7 +60,6 @@ def test_a_recording_is_what_it_would_be_had_there_been_none_before_and_finds_ag
         found.append({key: known for key, known in region.latest.applied.items() if inputs[0] not in key})
         assert all(found[0].get(key) is known for key, known in found[-1].items() if key in found[0])
     assert any(key in found[0] for key in found[-1])
-    for renew in REPLACED:
-        renew()
+    forget_kernels()
     record(plan, region, inputs)
     assert not region.latest.applied.keys() & found[-1].keys()  # kernels may be others

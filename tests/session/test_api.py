@@ -244,10 +244,11 @@ def test_an_own_op_takes_a_dozen_lines() -> None:
             values = session.run([y, slope], {x: [1, 2]})
             assert [v.tolist() for v in values] == [[1, 8], [3, 12]]
     finally:
-        from flowrt.kernels.language.table import KERNELS
+        from flowrt.kernels.language.table import KERNELS, forget_kernels
         from flowrt.op import REGISTRY
 
         del REGISTRY["api_cube"], KERNELS["api_cube", "cpu"]
+        forget_kernels()
 
 
 def readme_programs() -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flowrt.base.traits import TRAITS
 from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.fusion import fused
-from flowrt.kernels.language.table import FACTS, HOST_ONLY, KERNELS
+from flowrt.kernels.language.table import FACTS, HOST_ONLY, KERNELS, forget_kernels
 from flowrt.kernels.store import background
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def own_tables() -> Iterator[None]:
     finally:
         KERNELS.clear()
         KERNELS.update(kernels)
+        forget_kernels()
         for stated, before in ((HOST_ONLY, host_only), (FACTS, facts), (TRAITS, traits)):
             stated.clear()
             stated.update(before)

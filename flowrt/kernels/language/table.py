@@ -258,6 +258,7 @@ NARROW: dict[Callable[..., Any], Narrow] = {}  # by scalar functions that have o
 HOST_ONLY: dict[str, str] = {}  # ops that have a CPU kernel and, on purpose, no CUDA twin, and the reason
 REPLACED: list[Callable[[], None]] = []  # called where a program writes a kernel anew, by whoever keeps what they made
 JITABLES: list[Callable[..., Any]] = []  # helpers that kernels call, in order of definition
+_edition = [object()]
 
 
 _NO_FACTS = Facts()
@@ -338,11 +339,11 @@ def kernel(
         )
         given = scratch, dtypes, local, infallible, moved
         made = RegisteredKernel(op, on, function, laid, form, *given, then=following, takes_bits=takes_bits)
-        if (op, on) in KERNELS and is_programs(function):
-            for forget in REPLACED:
-                forget()
+        anew = (op, on) in KERNELS and is_programs(function)
         KERNELS.setdefault((op, on), []).insert(0, made)
-        _found.cache_clear()
+        forget_kernels()
+        for forget in REPLACED if anew else ():
+            forget()
         return function
 
     return register
@@ -448,12 +449,23 @@ def host_only(*ops: str, why: str) -> None:
 
 def find_kernel(op: str, device: str, dtypes: Sequence[Any]) -> RegisteredKernel | None:
     """The kernel for these operand dtypes (inputs, then outputs), if there is one."""
-    return _found(op, device, tuple(dtypes))
+    return _found(edition(), op, device, tuple(dtypes))
 
 
 @lru_cache(4096)
-def _found(op: str, device: str, dtypes: tuple[Any, ...]) -> RegisteredKernel | None:
+def _found(there: object, op: str, device: str, dtypes: tuple[Any, ...]) -> RegisteredKernel | None:
     return next((candidate for candidate in KERNELS.get((op, device), ()) if candidate.supports(dtypes)), None)
+
+
+def edition() -> object:
+    """Stands for the kernels that there are now: what is found of them holds for as long as this is the same."""
+    return _edition[0]
+
+
+def forget_kernels() -> None:
+    """Have kernels looked for anew, once there are others; what a thread is still finding is of the edition before."""
+    _edition[0] = object()
+    _found.cache_clear()
 
 
 def without_kernel(op: str) -> str:

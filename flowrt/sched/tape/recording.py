@@ -23,7 +23,7 @@ from flowrt.base.traits import traits_of, writes
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.fusion.fused import WORTH_BYTES
-from flowrt.kernels.language.table import REPLACED
+from flowrt.kernels.language.table import edition
 from flowrt.kernels.launch import COPY_OP, Application, LaunchStep, Operand, apply_kernel
 from flowrt.sched.host.arena import aligned, lay_out
 from flowrt.sched.loops.nesting import apply_structured
@@ -99,13 +99,13 @@ def _recorder(plan: Plan, region: Region, inputs: Sequence[Spec]) -> _Recorder:
 
 def _apply_nodes(lives: Lives) -> dict[int, Application]:
     """What computes each node: one for all nodes that do the same, as many do in long graphs."""
-    latest = lives.region.latest
+    latest, kernels = lives.region.latest, edition()
     found: Found = {}
     applications: dict[int, Application] = {}
     for index, node, _ in lives.nodes():
         if lives.computes(index):
             specs = lives.operands(index)
-            key = (_edition[0], lives.kinds[index], *specs)
+            key = (kernels, lives.kinds[index], *specs)
             known = again(found, latest.applied, key)
             if known is None:
                 known = found[key] = _apply_node(lives, index, node, specs)
@@ -113,16 +113,6 @@ def _apply_nodes(lives: Lives) -> dict[int, Application]:
     latest.inferred = lives.inferred
     latest.applied = {key: known for key, known in found.items() if not (known.orders or known.wishes)}
     return applications
-
-
-_edition = [0]  # of the kernels that there are
-
-
-def _renew() -> None:
-    _edition[0] += 1
-
-
-REPLACED.append(_renew)
 
 
 def _apply_node(lives: Lives, index: int, node: PlanNode, specs: Sequence[Spec]) -> Application:
