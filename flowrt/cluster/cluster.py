@@ -13,7 +13,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -31,10 +31,10 @@ from flowrt.cluster.node_process import (
     arguments,
     being_started,
     close_stdin,
+    end,
     environment,
     keys_folder,
     ready,
-    send,
     tell_token,
 )
 from flowrt.cluster.tasks import (
@@ -50,6 +50,7 @@ from flowrt.cluster.tasks import (
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
 from flowrt.net.door.addresses import is_loopback
+from flowrt.net.door.descriptors import out_of_descriptors
 from flowrt.net.door.tokens import load_token, new_token, own_token
 from flowrt.usable import usable_cores
 
@@ -314,6 +315,8 @@ class LocalCluster(AsyncOnly):
             await to_the_end(self._reap())
             if isinstance(error, TimeoutError):
                 raise ResourceError(f"the nodes did not come up within {self._startup:g} s") from error
+            if out := out_of_descriptors(error):
+                raise ResourceError(f"the nodes cannot be started: {out}") from error
             raise
         return self
 
@@ -329,20 +332,26 @@ class LocalCluster(AsyncOnly):
         It has nothing of what the old one had. Who starts it again already, as ``restart`` may, is waited for. Raises
         `GraphError` for a node that runs, `ResourceError` for one that does not come up.
         """
-        check_is_among(task, tasks := self.spec.tasks())
-        process, (_, port) = self.processes[task], tasks[task]
+        check_is_among(task, self.spec.tasks())
+        lock = self._respawning.setdefault(task, asyncio.Lock())
+        if not lock.locked():
+            await self._check_ended(task)
+        async with lock:
+            check_is_among(task, tasks := self.spec.tasks())  # it may have been removed meanwhile
+            if self.processes[task].returncode is None:
+                return
+            close_stdin(self.processes[task])
+            with self._folder() as folder:
+                process = self.processes[task] = await self._spawn(task, folder, tasks[task][1])
+                await self._ready(task, process)
+
+    async def _check_ended(self, task: str) -> None:
+        process = self.processes[task]
         with suppress(TimeoutError):
             async with asyncio.timeout(DIES):  # it may have been killed just now
                 await process.wait()
         if process.returncode is None:
             raise GraphError(f"{task} runs; kill its process before it is started again")
-        async with self._respawning.setdefault(task, asyncio.Lock()):
-            if self.processes[task].returncode is None:
-                return
-            close_stdin(self.processes[task])
-            with self._folder() as folder:
-                process = self.processes[task] = await self._spawn(task, folder, port)
-                await self._ready(task, process)
 
     @brief
     async def add(self, job: str) -> str:
@@ -380,7 +389,7 @@ class LocalCluster(AsyncOnly):
             async with asyncio.timeout(self._startup):
                 return await ready(task, process)
         except BaseException as error:
-            await to_the_end(self._end(process))
+            await to_the_end(end([process], self._grace))
             if isinstance(error, TimeoutError):
                 raise ResourceError(f"{task} did not come up within {self._startup:g} s") from error
             raise
@@ -397,25 +406,11 @@ class LocalCluster(AsyncOnly):
         if (keeping := self._keeping.pop(task, None)) is not None:
             keeping.cancel()
             await asyncio.wait([keeping])
-        await to_the_end(self._end(self.processes[task]))
-        del self.processes[task]
-        self._spec = self.spec.placing(task, "")
-
-    async def _end(self, *processes: Process, in_order: bool = True) -> None:
-        """End processes: asked first, then forced. Those that need not leave ``in_order`` are told that we are gone."""
-        for process in processes:
-            send(process, "terminate")
-            if not in_order:
-                close_stdin(process)
-        try:
-            async with asyncio.timeout(self._grace):
-                await _ended(processes)
-        except TimeoutError:
-            for process in processes:
-                send(process, "kill")
-            await _ended(processes)
-        for process in processes:
-            close_stdin(process)
+        async with self._respawning.setdefault(task, asyncio.Lock()):  # who starts it again is waited for
+            check_is_among(task, self.processes)
+            await to_the_end(end([self.processes[task]], self._grace))
+            del self.processes[task]
+            self._spec = self.spec.placing(task, "")
 
     async def _keep(self, task: str) -> None:
         """Start a node again whenever its process ends: at once, and each time later where it does not last."""
@@ -490,11 +485,6 @@ class LocalCluster(AsyncOnly):
             task.cancel()
         if keeping:
             await asyncio.wait(keeping)
-        await self._end(*self.processes.values(), in_order=False)
+        await end(list(self.processes.values()), self._grace, in_order=False)
         self._servers.close()
         self._keys.close()
-
-
-async def _ended(processes: Iterable[Process]) -> None:
-    for process in processes:
-        await process.wait()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
@@ -101,18 +101,29 @@ def being_started(task: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        lacks = isinstance(error, (BlockingIOError, RuntimeError))
-        why = no_thread(error) if lacks else out_of_descriptors(error) or error
+        if isinstance(error, BlockingIOError) or "new thread" in str(error):
+            why: object = no_thread(error)
+        elif isinstance(error, OSError):
+            why = out_of_descriptors(error) or error
+        else:
+            raise
         raise ResourceError(f"{task} cannot be started: {why}") from error
 
 
 def ended_early(task: str, line: str, code: int | None = None) -> ResourceError:
     """What became of a node that said nothing of use, at last that ``line``, and ended with ``code``, if it did."""
-    how = f" by {signal.Signals(-code).name}" if code is not None and code < 0 else ""
+    how = f" by {_name_of(-code)}" if code is not None and code < 0 else ""
     fix = ", or raise `ulimit -u`: where there can be no more threads libuv aborts" * (code == -signal.SIGABRT)
     return ResourceError(
         f"{task} did not start: its process ended{how}, or said {line!r}; see its last words on stderr{fix}"
     )
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of those in real time
+        return f"signal {number}"
 
 
 async def ready(task: str, process: Process) -> str:
@@ -136,6 +147,28 @@ def send(process: Process, how: str) -> None:
             getattr(process, how)()
         except ProcessLookupError:
             return
+
+
+async def end(processes: Sequence[Process], grace: float, *, in_order: bool = True) -> None:
+    """End processes: asked first, then forced. Those that need not leave ``in_order`` are told that we are gone."""
+    for process in processes:
+        send(process, "terminate")
+        if not in_order:
+            close_stdin(process)
+    try:
+        async with asyncio.timeout(grace):
+            await _ended(processes)
+    except TimeoutError:
+        for process in processes:
+            send(process, "kill")
+        await _ended(processes)
+    for process in processes:
+        close_stdin(process)
+
+
+async def _ended(processes: Sequence[Process]) -> None:
+    for process in processes:
+        await process.wait()
 
 
 def tell_token(process: Process, token: str) -> None:

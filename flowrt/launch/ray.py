@@ -315,9 +315,11 @@ class Cluster(AsyncOnly):
 
         try:
             with Activity("waiting for Ray to start nodes", len(tasks), look=look):
-                async with asyncio.timeout(self._startup):
+                async with asyncio.timeout(self._startup) as within:
                     await await_all(map(self._up, tasks))
         except TimeoutError as error:
+            if not within.expired():
+                raise
             raise ResourceError(self._missing([task for task in tasks if task not in self.nodes])) from error
         return {task: self.nodes[task].address for task in tasks}
 

@@ -17,13 +17,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from flowrt.base.errors import ResourceError
-from flowrt.cluster.node_process import address_in, arguments, ended_early, environment
+from flowrt.cluster.node_process import ENDS, address_in, arguments, ended_early, environment
 from flowrt.net.door.tls import CA, CERT, KEY
 from flowrt.net.door.tokens import save_token
 
@@ -135,7 +135,9 @@ class RayNode:
             line = said.rstrip()
             if (address := address_in(self._task, line)) is not None:
                 return address
-        raise ended_early(self._task, line)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDS)
+        raise ended_early(self._task, line, process.returncode)
 
     def _spawn(self, folder: Path, keys: str) -> subprocess.Popen[str]:
         save_token(folder / "token", self._token)

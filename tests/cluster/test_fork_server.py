@@ -6,9 +6,11 @@ import asyncio
 import os
 import resource
 import signal
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +19,7 @@ from process_world import alive, ended, running
 import flowrt as fr
 from flowrt.cluster import fork_server
 from flowrt.cluster.cluster import LocalCluster
+from flowrt.launch.ray_node import RayNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,6 +187,15 @@ async def test_a_node_that_a_signal_ends_says_which(tmp_path: Path, monkeypatch:
     with shared_by_none(), pytest.raises(fr.ResourceError, match=r"its process ended by SIGABRT.* raise `ulimit -u`"):
         async with LocalCluster(worker=2, imports=["aborting"]):
             pass
+
+
+def test_a_node_on_ray_that_a_signal_without_a_name_ends_says_which() -> None:
+    how = ["sh", "-c", "kill -35 $$"]
+    with (
+        subprocess.Popen(how, stdout=subprocess.PIPE, text=True) as process,
+        pytest.raises(fr.ResourceError, match="its process ended by signal 35, or said ''"),
+    ):
+        RayNode._listen(SimpleNamespace(_task=A), process)  # type: ignore[arg-type]
 
 
 CLIENT = """

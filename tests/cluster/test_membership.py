@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -87,15 +87,32 @@ async def test_a_node_that_ends_is_started_again_where_that_is_wanted() -> None:
 async def test_a_node_that_two_start_again_at_once_is_started_once() -> None:
     class Counted(LocalCluster):
         spawned = 0
+        comes = asyncio.Event()  # once a process was spawned that is not ready yet
 
         async def _spawn(self, *how: Any, **more: Any) -> Any:
             self.spawned += 1
             return await super()._spawn(*how, **more)
 
-    async with Counted(worker=1) as cluster:
-        cluster.processes[WORKERS[0]].kill()
-        await asyncio.gather(*(cluster.respawn(WORKERS[0]) for _ in range(2)))
-        assert cluster.spawned == 2
+        async def _ready(self, *how: Any) -> str:
+            self.comes.set()
+            return await super()._ready(*how)
+
+    async def late(cluster: Counted, do: Callable[[str], Awaitable[None]]) -> None:
+        await cluster.comes.wait()
+        await do(WORKERS[1])
+
+    async with Counted(worker=2) as cluster:
+        cluster.processes[WORKERS[1]].kill()
+        again = cluster.respawn
+        await asyncio.gather(again(WORKERS[1]), again(WORKERS[1]), late(cluster, again))
+        assert cluster.spawned == 3
+        cluster.comes.clear()
+        cluster.processes[WORKERS[1]].kill()
+        came, gone, refused = await asyncio.gather(
+            again(WORKERS[1]), late(cluster, cluster.remove), late(cluster, again), return_exceptions=True
+        )
+        assert (came, gone, type(refused)) == (None, None, GraphError)
+        assert cluster.spawned == 4
 
 
 async def test_a_node_that_does_not_come_up_again_in_time_is_told_of_and_ended() -> None:

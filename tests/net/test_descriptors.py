@@ -17,6 +17,8 @@ from programs import python
 
 import flowrt as fr
 from flowrt.base.errors import NoDescriptors
+from flowrt.cluster import cluster as cluster_module
+from flowrt.cluster.node_process import being_started
 from flowrt.net.door import connecting
 from flowrt.net.door.transport import connect
 from flowrt.net.links import Links
@@ -83,6 +85,22 @@ async def test_a_cluster_without_descriptors_processes_or_threads_says_so(
     with pytest.raises(fr.ResourceError, match=f"/job:worker/task:0 cannot be started: .*{told}"):
         async with cluster:
             pass
+
+
+async def test_a_cluster_without_descriptors_for_its_keys_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*told: Any) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(cluster_module, "keys_folder", make)
+    with pytest.raises(fr.ResourceError, match=f"the nodes cannot be started: {FIX}"):
+        async with fr.LocalCluster(worker=1, tls=True):
+            pass
+
+
+def test_what_is_no_want_of_threads_is_not_called_that() -> None:
+    for error in (RuntimeError("Event loop is closed"), NotImplementedError("of signals")):
+        with pytest.raises(type(error), match=str(error)), being_started("/job:worker/task:0"):
+            raise error
 
 
 @pytest.mark.parametrize(
