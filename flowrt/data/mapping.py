@@ -35,7 +35,7 @@ def map_npy(path: str) -> Array:
 
 def members_of(path: str) -> list[str]:
     """The names of the arrays in an npz file."""
-    with _archive(path) as archive:
+    with _reading(path), _archive(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
 
@@ -46,7 +46,9 @@ def map_member(path: str, member: str) -> Array:
             info = archive.getinfo(f"{member}.npy")
         except KeyError:
             raise ValueError(f"{path} has no member {member!r}") from None
-        if info.compress_type != _STORED or info.flag_bits & _ENCRYPTED:
+        if info.flag_bits & _ENCRYPTED:
+            raise ValueError(f"{path} is encrypted, which is not read")
+        if info.compress_type != _STORED:
             with archive.open(info) as file:
                 found: Array = npy_format.read_array(file, allow_pickle=False)
                 return found
@@ -64,8 +66,8 @@ def _reading(path: str) -> Iterator[None]:
     """Have what zip files, what unpacks them and NumPy raise at damaged bytes, of a dozen kinds, be one."""
     try:
         yield
-    except (OSError, ValueError):
-        raise
+    except (OSError, ValueError, NotImplementedError, MemoryError):
+        raise  # which say what is amiss themselves
     except Exception as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 

@@ -215,6 +215,21 @@ def test_an_archive_with_a_damaged_byte_is_refused_by_its_name(packed: bool, at:
         fr.data.npz(path, batch=8)
 
 
+@pytest.mark.parametrize(
+    ("at", "value", "told"),
+    [(8, 1, "is encrypted, which is not read$"), (10, 97, "compression method is not supported")],
+)
+def test_an_archive_that_is_not_read_is_not_called_damaged(at: int, value: int, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.npz"
+    np.savez(path, images=IMAGES)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\1\2") + at] = value  # a byte of what is told of the member
+    path.write_bytes(content)
+    with pytest.raises(fr.GraphError, match=told) as error:
+        fr.data.npz(path, batch=8)
+    assert "damaged" not in str(error.value)
+
+
 def test_a_source_that_is_read_leaves_no_file_open(tmp_path: Path) -> None:
     source = in_file("npz", tmp_path)
     with source.open() as reading:
