@@ -170,6 +170,9 @@ class Spec:
             object.__setattr__(self, "_hash", hash((self.dtype, self.dims, self.value)))
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Spec, (self.dtype, self.dims, self.value)  # a hash is of one process
+
     @property
     def shape(self) -> Shape:
         """The sizes, None where one is not known; raises `SpecError` where even the rank is not."""
