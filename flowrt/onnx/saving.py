@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,8 +20,6 @@ from flowrt.onnx.writing.writer import OPSET, GraphWriter, Shared, applied_of, i
 from flowrt.ops.body import between
 
 if TYPE_CHECKING:
-    import os
-
     from flowrt.graph import Graph, Tensor
 
 FORMAT = 10  # the format that came with the opset
@@ -58,6 +58,8 @@ def save(
     total = sum(len(tensor.raw_data) for tensor in found.graph.initializer)
     beside = total > MOST_INSIDE if weights_beside is None else weights_beside
     try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as drafts:
             draft = Path(drafts, target.name)
             if beside:
@@ -65,10 +67,28 @@ def save(
                 onnx.save_model(found, str(draft), save_as_external_data=True, location=data, size_threshold=1024)
             else:
                 draft.write_bytes(found.SerializeToString())
-            for file in sorted(draft.parent.iterdir(), reverse=True):  # the model last, which names its weights
-                file.replace(target.with_name(file.name))
+            _put(draft, target)
     except OSError as error:
         raise not_written(path, error) from None
+
+
+def _put(draft: Path, target: Path) -> None:
+    """Put a model and its weights, if they are beside it, in their places; where that fails, put back the old ones."""
+    new, old, weights = Path(f"{draft}.data"), Path(f"{draft}.old"), target.with_name(f"{target.name}.data")
+    if not new.exists():
+        draft.replace(target)
+        return
+    if weights.is_file():
+        weights.replace(old)
+    try:
+        new.replace(weights)
+        draft.replace(target)  # last, as it names its weights
+    except BaseException:
+        if old.exists():
+            old.replace(weights)
+        elif not new.exists():
+            weights.unlink()
+        raise
 
 
 def _told(metadata: Any) -> dict[str, str]:

@@ -312,6 +312,31 @@ def test_a_disk_that_is_full_leaves_the_model_that_was_there(
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
+def test_weights_are_not_put_beside_a_model_that_cannot_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(draft: Path, target: Path) -> Path:
+        if target.name == "model.onnx":
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return replace(draft, target)
+
+    replace = type(tmp_path).replace
+    (old, _), (new, _) = (frozen(lambda x, wide=wide: x @ weights(32, wide), (None, 32)) for wide in (32, 33))
+    (tmp_path / "some").mkdir()
+    fr.onnx.save(tmp_path / "some" / "model.onnx", old, weights_beside=True)
+    for folder in (tmp_path / "some", tmp_path):
+        before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+        monkeypatch.setattr(type(tmp_path), "replace", fail)
+        with pytest.raises(fr.GraphError, match=r"model.onnx cannot be written: Operation not permitted"):
+            fr.onnx.save(folder / "model.onnx", new, weights_beside=True)
+        assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
+    monkeypatch.undo()
+    (tmp_path / "model.onnx").mkdir()
+    with pytest.raises(fr.GraphError, match=r"model.onnx cannot be written: Is a directory"):
+        fr.onnx.save(tmp_path / "model.onnx", new, weights_beside=True)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "some"]
+
+
 def test_an_input_that_is_an_output_is_written() -> None:
     with fr.Graph() as graph:
         x = fr.placeholder("float32", (2,))
