@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,3 +24,9 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def remove_drafts(path: Path) -> None:
+    """Remove what killed writers of ``path`` left. Whoever asks for that is its only writer now."""
+    for draft in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+        draft.unlink(missing_ok=True)

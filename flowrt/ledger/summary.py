@@ -14,7 +14,7 @@ import numpy as np
 
 from flowrt.base import codec
 from flowrt.base.errors import FlowrtError
-from flowrt.files import replacing
+from flowrt.files import remove_drafts, replacing
 from flowrt.ledger.account import OUTCOMES, Account
 from flowrt.ledger.records import Setup, record_from_data, record_to_data
 
@@ -39,8 +39,10 @@ def write_summary(ledger: Path, account: Account, end: int, checksum: int) -> No
     if account.violations or account.setup is None:
         return
     content = codec.pack(_data_of(account, end, checksum))
-    with suppress(OSError), replacing(summary_of(ledger)) as file:
-        file.writelines((_MAGIC, crc32(content).to_bytes(_SUM, "little"), content))
+    with suppress(OSError):
+        remove_drafts(summary_of(ledger))  # the ledger is locked: nobody else writes one
+        with replacing(summary_of(ledger)) as file:
+            file.writelines((_MAGIC, crc32(content).to_bytes(_SUM, "little"), content))
 
 
 def read_summary(ledger: Path, data: bytes) -> tuple[Account, int]:

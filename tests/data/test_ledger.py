@@ -226,7 +226,9 @@ def test_who_goes_on_with_a_long_ledger_takes_in_what_came_since_its_summary_alo
 ) -> None:
     monkeypatch.setattr(writing, "EVERY", 2000)
     path = tmp_path / "some.ledger"
+    (tmp_path / "some.ledger.summary.1-a.part").write_bytes(b"of a writer that was killed")
     write_many(path, 300).close()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"some.ledger", "some.ledger.summary"}
     summed = LedgerWriter(path, setup())
     taken, take = [], Account.take
     monkeypatch.setattr(Account, "take", lambda account, record: taken.append(record) or take(account, record))

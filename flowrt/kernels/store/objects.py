@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from flowrt.base.collection import held_back
-from flowrt.files import replacing
+from flowrt.files import remove_drafts, replacing
 from flowrt.kernels.store.bundle import Bundle, bundle_path, is_trusted, open_bundle, open_trusted
 from flowrt.kernels.store.compiling import compiled, note_made, note_missing, only_looks
 from flowrt.kernels.store.folder import cache_folder
@@ -135,8 +135,7 @@ def _warn_not_kept(folder: Path, why: str) -> None:
 
 def _tidy(path: Path) -> None:
     """Remove what a killed writer of this object left, whose lock we hold, and the oldest of too many objects."""
-    for dead in path.parent.glob(f"{path.name}.*.part"):
-        dead.unlink(missing_ok=True)
+    remove_drafts(path)
     objects = [entry for entry in os.scandir(path.parent) if entry.name.endswith(".o")]
     if len(objects) >= _KEPT:
         for old in sorted(objects, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)[: _KEPT // 8]:
