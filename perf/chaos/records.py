@@ -43,7 +43,8 @@ PROMISES = {
 HEAD = """# Reliability
 
 What is promised under fault, how often it was tried, and how often it was broken. This page is made from the records
-in `docs/reliability/` by `perf/chaos/records.py`; each says the command that made it, and those of one fault add up.
+in `docs/reliability/` by `perf/chaos/records.py`; each says the command that made it, and those of one fault add up;
+what was tried beside, at the end, has no such records.
 `scripts/chaos` and, in `perf/chaos`, `partitions.py`, `freezing.py`, `strangers.py` and `clocks.py` try again, with
 `--json docs/reliability`; of checkpoints the tests do.
 
