@@ -137,7 +137,7 @@ def arange_op(start: Operand, stop: Operand, step: Operand, *, name: str | None 
     if not all(isinstance(s.value, int) for s in (start, stop, step)):
         return Spec(start.dtype, (None,))
     if step.value == 0:
-        raise SpecError("arange needs a step other than 0")
+        raise SpecError("arange needs a step other than 0, and no NaN")
     count = len(range(start.value, stop.value, step.value))  # type: ignore[arg-type]
     out = Spec(start.dtype, (count,))
     return carry(out, lambda *bounds: range(*map(int, bounds)), start, stop, step) if count <= MAX_VALUE_SIZE else out
@@ -187,7 +187,9 @@ def _counted(bounds: Sequence[Any], dtype: DType | None, name: str | None) -> Te
         raise SpecError("arange needs a step other than 0")
     else:
         steps = lookup("ceil")(lookup("divide")(lookup("subtract")(end, begin), by))
-        numbers = lookup("astype")(arange_op(np.int64(0), lookup("astype")(steps, "int64"), np.int64(1)), counted)
+        sound = lookup("logical_and")(lookup("equal")(steps, steps), lookup("not_equal")(by, 0.0))
+        count, one = [lookup("astype")(each, "int64") for each in (steps, sound)]  # by 0 is refused
+        numbers = lookup("astype")(arange_op(np.int64(0), count, one), counted)
         made = lookup("add")(lookup("multiply")(numbers, by), begin, name=None if cast else name)
     return lookup("astype")(made, held, name=name) if cast else made
 

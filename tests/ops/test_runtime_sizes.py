@@ -62,6 +62,18 @@ def test_a_step_of_nothing_to_a_fed_count_is_refused() -> None:
         fr.arange(0, fr.placeholder("float32", ()), 0)
 
 
+@pytest.mark.parametrize("options", [{}, {"optimize": False, "tapes": False}], ids=["as it is", "op by op"])
+def test_a_fed_step_of_nothing_or_a_count_that_is_no_number_is_refused(options: dict[str, Any]) -> None:
+    with fr.Graph() as graph:
+        n, step = fr.placeholder("float32", ()), fr.placeholder("float32", ())
+        down, up = fr.arange(5.0, 0.0, step), fr.arange(n, dtype="int32")
+    with fr.BlockingSession(graph, options=fr.Options(**options)) as session:
+        for made, fed in ((down, {step: 0.0}), (down, {step: np.nan}), (up, {n: np.nan})):
+            with pytest.raises(fr.SpecError, match=r"test_runtime_sizes.py:\d+\): .*a step other than 0, and no NaN"):
+                session.run(made, fed)
+        np.testing.assert_array_equal(session.run(down, {step: -2.0}), np.float32([5, 3, 1]))
+
+
 @pytest.mark.parametrize("times", [(2, 3), (1, 0), (1, 1)], ids=str)
 def test_a_fed_vector_says_how_often_to_repeat(times: tuple[int, int]) -> None:
     rows = np.arange(6.0).reshape(2, 3)
