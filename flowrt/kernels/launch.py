@@ -245,13 +245,13 @@ class LaunchStep:
 
     def _tail(self) -> list[int]:
         """What follows in the block on the operands' places."""
-        words, called = [_bits(w) for w in _flat(self.call.words)], _addresses(self.call.tiles)
+        words, (called, are_there) = [_bits(w) for w in _flat(self.call.words)], _addresses(self.call.tiles)
         if self.kernel.form is Form.ARRAYS:
             sizes = [size for n in self._order() for size in self.call.views[n].shape]
         else:
             sizes = self._odometer()
         tail = sizes + words + called
-        if called or not self.call.tiles:
+        if are_there:
             self._known["tail"] = tail
         return tail
 
@@ -279,18 +279,22 @@ def _as_moved(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(f"int{8 * dtype.itemsize}")
 
 
-def _addresses(tiles: tuple[int | Addressed, ...]) -> list[int]:
-    """Where that lies which a kernel calls; nothing as long as some of it is only looked for."""
-    found = _CALLED.get(tiles, [])
-    if tiles and not found:
-        found = [tile if isinstance(tile, int) else tile.address() for tile in tiles]
-        if not all(address for tile, address in zip(tiles, found, strict=True) if not isinstance(tile, int)):
-            return []
+def _addresses(tiles: tuple[int | Addressed, ...]) -> tuple[list[int], bool]:
+    """Where that lies which a kernel calls, 0 for what is only looked for, and whether nothing is."""
+    found = _CALLED.get(tiles)
+    if found is not None:
+        return found, True
+    found = [tile if isinstance(tile, int) else tile.address() for tile in tiles]
+    are_there = all(address for tile, address in zip(tiles, found, strict=True) if not isinstance(tile, int))
+    if are_there:
+        if len(_CALLED) >= CALLED:
+            _CALLED.clear()
         _CALLED[tiles] = found
-    return found
+    return found, are_there
 
 
-_CALLED: dict[tuple[int | Addressed, ...], list[int]] = {}  # of so many geometries and dtypes as there are
+CALLED = 4096  # of which this is remembered, of so many geometries and dtypes as there are
+_CALLED: dict[tuple[int | Addressed, ...], list[int]] = {}
 
 
 def _floating(word: Word) -> bool:

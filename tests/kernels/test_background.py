@@ -22,11 +22,12 @@ from test_fused import F4, apply
 
 import flowrt as fr
 from flowrt.base.spec import Spec
+from flowrt.base.valueclass import replace
 from flowrt.kernels.fusion import fused
 from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.language.table import Form
 from flowrt.kernels.language.variants import found_symbol, is_compiled, request_of, requested
-from flowrt.kernels.launch import apply_kernel
+from flowrt.kernels.launch import LaunchStep, Operand, apply_kernel
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import CompileOrder, are_ready, share, submit, wait_compiled, was_tried
 from flowrt.kernels.store.compiling import batch, compiled, note_missing, only_looks
@@ -142,6 +143,22 @@ def test_what_a_batch_will_compile_is_shared_once_it_compiles(shared: list[str])
 
     with batch(ask):
         ask()
+
+
+def test_a_block_has_a_word_for_what_is_only_looked_for_and_is_made_anew_once_that_is_there() -> None:
+    class Looked:
+        where = iter([0, 64])
+
+        def address(self) -> int:
+            return next(self.where)
+
+    (step,) = apply_kernel("cumsum", [Spec(F4, (4,))], [Spec(F4, (4,))], {"axis": 0, "reverse": False}).steps
+    assert isinstance(step, LaunchStep)
+    calling = LaunchStep(step.kernel, step.operands, step.dtypes, replace(step.call, tiles=(0, Looked())), step.reads)
+    places = [Operand(number) for number in range(4)]
+    plain = step.block(places).tolist()
+    found = [calling.block(places).tolist() for _ in range(3)]
+    assert found == [[*plain, 0, address] for address in (0, 64, 64)]
 
 
 def test_requests_stand_for_their_variants() -> None:
