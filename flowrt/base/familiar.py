@@ -52,17 +52,19 @@ def _page(namespace: str) -> dict[str, str]:
 
 
 def hint(namespace: str, name: str, there: Iterable[str] = ()) -> str:
-    """What to write for ``name`` in ``namespace``, or for what of ``there`` it is a misspelling of; else nothing."""
+    """What to write for ``name``, or for what it is a misspelling of, first of what is ``there``; else nothing."""
     if name.startswith("_"):
         return ""
-    here = _page(namespace).get(name)
-    if here is not None:
-        return f"; write {here}"
+    page = _page(namespace)
+    if name in page:
+        return f"; write {page[name]}"
     from difflib import get_close_matches  # a millisecond that no right program needs
 
-    near = get_close_matches(name, there, 1, 0.75)
-    dot = "x" if namespace == "a tensor" else namespace
-    return f"; did you mean {dot}.{near[0]}?" if near else ""
+    if near := get_close_matches(name, there, 1, 0.75):
+        dot = "x" if namespace == "a tensor" else namespace
+        return f"; did you mean {dot}.{near[0]}?"
+    near = get_close_matches(name, page, 1, 0.8)
+    return f"; for {near[0]} write {page[near[0]]}" if near else ""
 
 
 def answering(namespace: str, module: Mapping[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

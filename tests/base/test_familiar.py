@@ -54,6 +54,7 @@ TYPED = {
         "reshpae": "did you mean fr.reshape",
         "zeroes": "did you mean fr.zeros",
         "Sesion": "did you mean fr.Session",
+        "sofmax": "for softmax write fr.nn.softmax",
     },
     "fr.nn": {
         "CrossEntropyLoss": "softmax_cross_entropy",
