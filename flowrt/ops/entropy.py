@@ -34,9 +34,9 @@ def softmax_cross_entropy(logits: Operand, labels: Operand, *, name: str | None 
 
 
 @fitting
-def cross_entropy(logits: Operand, labels: Operand) -> TensorOrArray:
-    """`softmax_cross_entropy` by the name that PyTorch has for the mean of it."""
-    return softmax_cross_entropy(logits, labels)
+def cross_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> TensorOrArray:
+    """`softmax_cross_entropy`, per example: ``fr.mean`` of it is what PyTorch calls so."""
+    return softmax_cross_entropy(logits, labels, name=name)
 
 
 def _check_logits(logits: Spec) -> None:

@@ -181,6 +181,7 @@ def test_open_shapes_are_taken_and_what_is_known_is_inferred() -> None:
         labels = fr.placeholder("int32", (6,))
         assert fr.nn.softmax_cross_entropy(rows, labels).shape == (6,)
         assert fr.nn.softmax_cross_entropy(rows, labels).op.op.name == "class_cross_entropy"
+        assert fr.nn.cross_entropy(rows, labels, name="loss").name == "loss:0"
         assert fr.nn.softmax_cross_entropy(any_rank, labels).shape == (6,)
 
 
