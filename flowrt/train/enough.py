@@ -54,12 +54,12 @@ async def tell_silent(trainer: Built, runner: Runner) -> None:
 class Late:
     """Replicas that are back in a run, and count from the version after the one that was open then on.
 
-    Where that one waits for nodes of which nothing is heard, and the next would not, ``fail`` is told: the run is to be
-    begun anew. A run that servers drive alone goes on as it is, and so does one whose replicas come and go.
+    Where that one waits for nodes of which nothing is heard, and the next would not, ``fail`` is told ``why``: the run
+    is to be begun anew. A run that servers drive alone goes on as it is, and so does one whose replicas come and go.
     """
 
     def __init__(self, trainer: Built, runner: Runner, fail: Callable[[NodeLost], None]) -> None:
-        self.told = False
+        self.why: NodeLost | None = None
         self.driven = not trainer.floor
         self._trainer, self._runner, self._fail = trainer, runner, fail
         self._back: dict[int, int] = {}  # by replica, the version that was open when it came
@@ -70,10 +70,11 @@ class Late:
         self.look(version)
 
     def look(self, version: int) -> None:
-        """That version is open now, and others may be silent than before."""
-        if self.matter(version):
-            self.told = True
-            self._fail(NodeLost(f"training stopped at step {version + 1}: it waits for nodes that answer nothing"))
+        """That version is open now, or others are silent than before."""
+        silent = self._back and where_lost(self._trainer.nodes, self._runner.suspects - self._runner.leaving)
+        if silent and self.why is None and self.matter(version):
+            self.why = NodeLost(f"training stopped at step {version + 1}: it waits for nodes that answer nothing")
+            self._fail(self.why)
 
     def matter(self, version: int) -> bool:
         """Whether too few answer for that version, which is open, and enough with those who are back."""

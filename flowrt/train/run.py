@@ -286,6 +286,7 @@ class Run:
             case Report(_, version) if version == self._came:
                 self._reports.append(message)
                 self._news.set()
+                self._late.look(self._came)
                 if self._recovering.hear(message):
                     self._excuse(self._runner.suspects)
                 if self._watcher is not None:
@@ -440,11 +441,10 @@ class Run:
             self._error = error
         self._news.set()
 
-    @property
-    def too_few(self) -> bool:
-        """Whether it has ended for want of replicas, and others may come, or are there for the next version."""
-        ended = self._ended is not None and self._ended.error == NodeLost.__name__
-        return self._late.told or (ended and (bool(self._trainer.floor) or self._late.matter(self._came)))
+    def too_few(self, error: FlowrtError) -> bool:
+        """Whether ``error`` is that replicas are wanting, and others may come, or are there for the next version."""
+        ended = self._ended is not None and self._ended.error == NodeLost.__name__ and isinstance(error, RemoteError)
+        return error is self._late.why or (ended and (bool(self._trainer.floor) or self._late.matter(self._came)))
 
     def _finish(self, ended: Ended) -> None:
         """Raise why the run has ended, if it is not that there are no more batches."""

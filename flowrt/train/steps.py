@@ -188,7 +188,7 @@ class Steps:
         while True:
             copies, checkpoints = self._run.copies, self._session.checkpoints
             lost = self._run.lost_servers or (() if copies is None else copies.missing)
-            if self._over is not None or not (lost or self._run.too_few):
+            if self._over is not None or not (lost or self._run.too_few(error)):
                 raise error
             if not lost:
                 way = self._begin_another()

@@ -19,7 +19,7 @@ import flowrt as fr
 from flowrt.base import codec
 from flowrt.net.master.peers import Peers
 from flowrt.net.wire.messages import Command, from_data
-from flowrt.train.enough import explained
+from flowrt.train.enough import Late, explained
 
 if TYPE_CHECKING:
     from flowrt.net.peer import Peer
@@ -101,6 +101,25 @@ def test_lost_nodes_are_told_where_they_are_why_training_stopped_and_else_all_th
     trainer: Any = SimpleNamespace(policy=fr.train.FirstOf(2), replicas=3, least=2, nodes=nodes)
     told = fr.NodeLost("version 4 needs 2 updates; replica 0: out of memory")
     assert re.fullmatch(f"training stopped {says}", str(explained(trainer, told, gone, 4)))
+
+
+def test_a_run_is_begun_anew_once_where_who_is_back_counts_for_the_next_version_and_others_are_silent() -> None:
+    nobody: frozenset[str] = frozenset()
+    trainer = SimpleNamespace(nodes=["a", "b", "c"], replicas=3, least=2, floor=0)
+    runner, told = SimpleNamespace(lost=nobody, suspects=nobody, leaving=nobody), list[BaseException]()
+    late = Late(trainer, runner, told.append)  # type: ignore[arg-type]
+    late.note(0, 5)
+    late.note(2, 5)  # only b is left for that version, which may have had what was whole of those that are back
+    runner.suspects = runner.leaving = frozenset({"b"})  # it ends in order, with its update
+    late.look(5)
+    assert not told
+    runner.leaving = nobody
+    late.look(4)
+    late.look(6)
+    assert not told
+    late.look(5)
+    late.look(5)
+    assert told == [late.why]
 
 
 async def test_a_model_that_writes_what_lies_on_a_server_is_told_what_to_do() -> None:

@@ -22,7 +22,7 @@ from policy_world import AllOfThoseLeft, Hasty, Patient
 from schedule_world import SUSPECT, TOWER, Faults, Runner, Violation, World, batches, simulated
 from sim_loop import simulate
 
-from flowrt.base.errors import GraphError, NodeLost, RemoteError
+from flowrt.base.errors import GraphError, LedgerError, NodeLost, RemoteError
 from flowrt.sched.drivers.messages import ApplyOrder, Report, Update
 from flowrt.sched.policies import AllOf, Async, BoundedStaleness, Close, Deadline, FirstOf, Policy, WaitUntil, fewest
 from flowrt.sched.runs.iterations import SETTLE_SECONDS
@@ -776,6 +776,49 @@ def test_what_fails_in_a_run_beside_its_steps_ends_it(
                 world.restart(1)
                 with pytest.raises(RuntimeError, match="a bug"):
                     await train(training, Length(20), [])
+
+    simulated(random.Random(1), trains)
+
+
+def test_what_a_ledger_cannot_take_down_is_raised_though_the_run_is_to_be_begun_anew() -> None:
+    async def trains() -> None:
+        world = World(random.Random(1), FirstOf(1), replicas=2, servers=1)
+        async with left_in_order(world):
+            training = world.client("one").run(batches())
+            await anext(training)
+            steps = world.clients["one"]
+            steps._run._late.why = NodeLost("nobody answers")
+            fails = [LedgerError("the disk is full")]
+            made = steps._ledger.made
+
+            def full(report: Report) -> None:
+                if fails:
+                    raise fails.pop()
+                made(report)
+
+            steps._ledger.made = full
+            with pytest.raises(LedgerError, match="full"):
+                await anext(training)
+            await training.aclose()
+
+    simulated(random.Random(1), trains)
+
+
+def test_who_is_back_counts_though_another_falls_silent_before_the_report_of_the_version_before_comes() -> None:
+    async def trains() -> None:
+        world = World(random.Random(1), FirstOf(2), replicas=3, servers=1)
+        async with left_in_order(world):
+            training = world.client("one").run(batches())
+            await anext(training)
+            run = world.clients["one"]._run
+            run._late.note(0, run._came + 1)
+            world.distrust(world.replicas[1], 900.0)
+            await asyncio.sleep(1.0)
+            for _ in range(2):
+                assert world.clients["one"]._run is run
+                await anext(training)
+            assert world.clients["one"]._run is not run
+            await training.aclose()
 
     simulated(random.Random(1), trains)
 
