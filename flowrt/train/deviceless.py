@@ -51,47 +51,50 @@ class Deviceless:
 class Recovering:
     """Replicas that are given no batches for a while, as memory was short for an update: each time for twice as long.
 
-    They would lose their share of the batches otherwise, one with each step. ``over`` is called after each pause. There
-    is none where a policy may wait for all that are there, who waits for their batches, too; nor does one go on that
-    keeps it from being met, as others are lost.
+    They would lose their share of the batches otherwise, one with each step. ``changed`` is called as pauses begin and
+    end. There are none where a policy may wait for all that are there, who waits for their batches, too; nor does one
+    go on that keeps it from being met, as others are lost: those that are given nothing now are ``rest``.
     """
 
-    def __init__(self, trainer: Built, over: Callable[[], None]) -> None:
-        self._over = over
+    def __init__(self, trainer: Built, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self.rest: list[int] = []
         size = trainer.policy.size(trainer.replicas)
         self._spared = 0 if trainer.floor or size is None else trainer.replicas - size  # by the policy
         self._seconds: dict[int, float] = {}  # by replica whose updates were not kept since: how long the last one took
-        self.going: dict[int, asyncio.TimerHandle] = {}  # by replica that pauses: what ends that
+        self._going: dict[int, asyncio.TimerHandle] = {}  # by replica that pauses: what ends that
 
-    def hear(self, report: Report) -> bool:
-        """Take in what a report says; answers whether a pause begins."""
+    def hear(self, report: Report) -> None:
+        """Take in what a report says."""
         if not self._spared or not (report.errors or self._seconds):
-            return False
+            return
         for replica, _, code, *_ in report.receipts:
             if OUTCOMES[code] is Outcome.KEPT:
                 self._seconds.pop(replica, None)
         begin = [replica for replica, error, _ in report.errors if error == ResourceError.__name__]
-        begin = [replica for replica in begin if replica not in self.going]
+        begin = [replica for replica in begin if replica not in self._going]
         for replica in begin:
             seconds = self._seconds[replica] = min(2 * self._seconds.get(replica, SHORTEST / 2), LONGEST)
-            self.going[replica] = asyncio.get_running_loop().call_later(seconds, self._end, replica)
-        return bool(begin)
+            self._going[replica] = asyncio.get_running_loop().call_later(seconds, self._end, replica)
+        if begin:
+            self._changed()
 
     def resting(self, away: Collection[int]) -> list[int]:
-        """Those that are given nothing, where others are ``away``: no more than can be done without."""
+        """Those that are given nothing now that others are ``away``: no more than can be done without."""
         spared = max(0, self._spared - len(away))
-        return [replica for replica in self.going if replica not in away][:spared]
+        self.rest = [replica for replica in self._going if replica not in away][:spared]
+        return self.rest
 
     def _end(self, replica: int) -> None:
-        del self.going[replica]
-        self._over()
+        del self._going[replica]
+        self._changed()
 
     def close(self) -> None:
         """End all of them, for good."""
         self._spared = 0
-        for timer in self.going.values():
+        for timer in self._going.values():
             timer.cancel()
-        self.going.clear()
+        self._going.clear()
 
 
 def tell_errors(trainer: Built, report: Report, told: set[int]) -> dict[int, FlowrtError]:

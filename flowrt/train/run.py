@@ -90,7 +90,7 @@ class Run:
         self.policy_at: Callable[[int], Policy] = lambda version: trainer.policy
         self._joining: dict[int, asyncio.Task[None]] = {}
         self._deviceless, self._late = Deviceless(trainer, self._runner), Late(trainer, self._runner, self.fail)
-        self._recovering = Recovering(trainer, lambda: self._excuse(self._runner.suspects))
+        self._recovering = Recovering(trainer, self._excuse)
         self._counted = False  # the servers were told how many batches there are
         self.ended_at = -1  # the version that all servers are at, once it is over and that is known
         self._seen = 0  # versions before this one are reported
@@ -228,11 +228,11 @@ class Run:
         self._seen += 1
         return self._reports.popleft()
 
-    def _fill(self, before: Callable[[], object] = lambda: None) -> bool:
+    def _fill(self, before: Callable[..., object] = lambda: None, *given: int) -> bool:
         try:
-            before()
+            before(*given)
             return self._supply.fill()
-        except FlowrtError as error:
+        except Exception as error:
             self.fail(error)
             return False
 
@@ -287,8 +287,7 @@ class Run:
                 self._reports.append(message)
                 self._news.set()
                 self._late.look(self._came)
-                if self._recovering.hear(message):
-                    self._excuse(self._runner.suspects)
+                self._recovering.hear(message)
                 if self._watcher is not None:
                     self._watcher.hear(message)
             case Gone(_, replica, incarnation) if incarnation > self._incarnations[replica]:
@@ -313,7 +312,7 @@ class Run:
             for replica in self._lost:
                 self._post(0, Lost(self._number, replica, self._incarnations[replica]))
         for replica in {*where_lost(self._program.replicas, frozenset({peer}))} - self._lost:
-            self._supply.give_again(replica)
+            self._fill(self._supply.give_again, replica)
 
     def ended(self, epoch: str) -> None:
         """The session's master has ended."""
@@ -326,7 +325,7 @@ class Run:
         try:
             while self._error is None:
                 lost, suspects = self._runner.lost, self._runner.suspects
-                self._excuse(suspects)
+                self._excuse()
                 gone, losses = where_lost(self._program.replicas, lost), self._runner.losses
                 for replica, task in enumerate(self._program.replicas):
                     if replica in gone or losses.get(task, 0) > self._losses[replica]:
@@ -340,8 +339,8 @@ class Run:
         except Exception as error:
             self.fail(error)
 
-    def _excuse(self, suspects: frozenset[str]) -> None:
-        silent = where_lost(self._program.replicas, suspects)
+    def _excuse(self) -> None:
+        silent = where_lost(self._program.replicas, self._runner.suspects)
         rests = {*silent, *self._recovering.resting(self._lost.union(silent))}
         for replica in range(len(self._program.replicas)):
             (self._supply.excuse if replica in rests else self._supply.include)(replica)
@@ -349,7 +348,7 @@ class Run:
 
     def _going(self) -> set[int]:
         """The replicas that are lost, or will be as their nodes were told to end, or are given nothing for a while."""
-        return self._lost.union(where_lost(self._program.replicas, self._runner.leaving), self._recovering.going)
+        return self._lost.union(where_lost(self._program.replicas, self._runner.leaving), self._recovering.rest)
 
     def lose(self, replica: int) -> None:
         """Go on without a replica."""
@@ -357,7 +356,7 @@ class Run:
             return
         self._lost.add(replica)
         self._supply.lose(replica)
-        self._excuse(self._runner.suspects)
+        self._excuse()
         self._counted = False
         self._trainer.tally.lose(replica, self._trainer.nodes[replica])
         self._post(0, Lost(self._number, replica, self._incarnations[replica]))
@@ -365,7 +364,7 @@ class Run:
 
     def _hand_on(self, replica: int, spent: int) -> None:
         """Others are to have what a lost replica had not spent."""
-        self._fill(lambda: self._supply.confirm_lost(replica, spent * self._each))
+        self._fill(self._supply.confirm_lost, replica, spent * self._each)
         self._news.set()
 
     async def _join(self, replica: int) -> None:

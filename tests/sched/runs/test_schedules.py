@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from copies_world import CopiesWorld
 from policy_world import AllOfThoseLeft, Hasty, Patient
-from schedule_world import SUSPECT, TOWER, Faults, Runner, Violation, World, batches, simulated
+from schedule_world import CLIENT, SUSPECT, TOWER, Faults, Runner, Violation, World, batches, simulated
 from sim_loop import simulate
 
 from flowrt.base.errors import GraphError, LedgerError, NodeLost, RemoteError
@@ -27,6 +27,7 @@ from flowrt.sched.drivers.messages import ApplyOrder, Report, Update
 from flowrt.sched.policies import AllOf, Async, BoundedStaleness, Close, Deadline, FirstOf, Policy, WaitUntil, fewest
 from flowrt.sched.runs.iterations import SETTLE_SECONDS
 from flowrt.train import deviceless, watching
+from flowrt.train.batches import Supply
 from flowrt.train.run import Run
 
 if TYPE_CHECKING:
@@ -753,12 +754,16 @@ def test_a_pause_of_a_replica_without_memory_ends_as_it_is_needed(monkeypatch: p
             async with asyncio.timeout(100):
                 while 1 not in (await anext(training)).kept:
                     pass
+            assert 1 not in world.clients["one"]._run._going()  # so that it is told of where it is slow
             await training.aclose()
 
     simulated(random.Random(1), trains)
 
 
-@pytest.mark.parametrize(("whose", "what"), [(Run, "_begin_again"), (Run, "_excuse"), (deviceless.Recovering, "hear")])
+BESIDE = [(Run, "_begin_again"), (Run, "_excuse"), (deviceless.Recovering, "hear"), (Supply, "give_again")]
+
+
+@pytest.mark.parametrize(("whose", "what"), BESIDE)
 def test_what_fails_in_a_run_beside_its_steps_ends_it(
     whose: type[Any], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -774,6 +779,7 @@ def test_what_fails_in_a_run_beside_its_steps_ends_it(
             with monkeypatch.context() as patched:
                 patched.setattr(whose, what, fail)
                 world.restart(1)
+                world._tell_broken(CLIENT, world.replicas[0], "one")
                 with pytest.raises(RuntimeError, match="a bug"):
                     await train(training, Length(20), [])
 
