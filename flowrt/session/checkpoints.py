@@ -198,9 +198,9 @@ class Checkpoints:
                 _log.warning("no checkpoint can be saved in %s: %s; every save tries again", self.url, error)
         try:
             return await self.restore_newest(session)
-        except BeingTrained as error:  # they stay as they are, at a step that reports will tell
+        except BeingTrained as error:  # they stay as they are, beyond that step: reports will tell
             _log.warning("%s", error)
-            self._saved_step = (await in_thread(self.saves))[-1][1]
+            self._step = self._saved_step = (await in_thread(self.saves))[-1][1]
             return set()
 
     async def close(self, session: Inside) -> None:

@@ -481,7 +481,9 @@ async def test_nothing_is_restored_into_what_a_run_trains_that_is_not_the_sessio
     async with fr.LocalCluster(ps=2, worker=2, imports=IMPORTS) as cluster:
         async with fr.Session(graph, cluster=cluster, name="job", checkpoints=saved()) as session:
             await trained(session, trainer, 10**6, 8)
-        async with fr.Session(graph, cluster=cluster, name="job", checkpoints=saved()) as session:
+        checkpoints = saved()
+        async with fr.Session(graph, cluster=cluster, name="job", checkpoints=checkpoints) as session:
+            assert checkpoints.step == checkpoints.saves()[-1][1] > 0
             with pytest.raises(fr.CheckpointError, match=r"being trained, of .* by session 'job'.*no checkpoint is"):
                 await session.restore()
             await trained(session, trainer, 10**6, 3)
