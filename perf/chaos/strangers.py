@@ -17,7 +17,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,17 @@ async def disturb(rng: random.Random, place: tuple[str, int], said: list[bytes])
             writer.close()
 
 
-def held(cluster: fr.LocalCluster) -> dict[str, tuple[int, int]]:
-    """The bytes of memory and the descriptors of each node."""
+def ended(cluster: fr.LocalCluster) -> list[str]:
+    """The nodes that are not there any more."""
+    return [task for task, process in cluster.processes.items() if process.returncode is not None]
+
+
+def held(cluster: fr.LocalCluster, gone: Sequence[str] = ()) -> dict[str, tuple[int, int]]:
+    """The bytes of memory and the descriptors of each node, but for those that are ``gone``."""
     found = {}
     for task, process in cluster.processes.items():
+        if task in gone:
+            continue
         pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
         found[task] = pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(f"/proc/{process.pid}/fd"))
     return found
@@ -147,10 +154,10 @@ async def strike(seconds: float, seed: int, at_once: int, folder: Path) -> recor
             await receipts.check(session, trainer)
             over = True
         await asyncio.sleep(REST)
-        violations, after = receipts.violations, held(cluster)
-        violations += [f"{task} ended" for task, process in cluster.processes.items() if process.returncode is not None]
-    more = [(after[task][0] - before[task][0], after[task][1] - before[task][1]) for task in before]
-    if max(stalls) > STALL or max(more)[0] > MEMORY or max(each[1] for each in more) > DESCRIPTORS:
+        gone = ended(cluster)
+        violations, after = [*receipts.violations, *(f"{task} ended" for task in gone)], held(cluster, gone)
+    more = [(after[task][0] - before[task][0], after[task][1] - before[task][1]) for task in after]
+    if max(stalls) > STALL or any(memory > MEMORY or descriptors > DESCRIPTORS for memory, descriptors in more):
         violations.append(f"{max(stalls):.1f} s without a step; nodes hold {more} bytes and descriptors more")
     counts = {"connections": came, "steps": receipts.steps}
     samples = {"longest time without a step": [max(stalls)]}
