@@ -137,13 +137,18 @@ def _length(scanned: Sequence[Spec], limit: int | None) -> int | None:
     return known.pop() if known else None if scanned else limit
 
 
+def of_other_dtype(number: int, held: Spec, answer: Spec) -> str:
+    """What is wrong with a body whose ``answer`` is not of the dtype of the loop variable."""
+    return (
+        f"loop variable {number} begins as {held} and the body makes it {answer}; a loop variable keeps its dtype: "
+        f"use fr.astype(x, {held.dtype.name!r}) in the body, or begin with {answer.dtype}"
+    )
+
+
 def _held(number: int, declared: Spec, held: Spec, answer: Spec) -> Spec:
     """The spec of a loop variable that has been ``held`` so far, after an iteration that made it ``answer``."""
     if answer.dtype != held.dtype:
-        raise SpecError(
-            f"loop variable {number} begins as {held} and the body makes it {answer}; a loop variable keeps its dtype: "
-            f"use fr.astype(x, {held.dtype.name!r}) in the body, or begin with {answer.dtype}"
-        )
+        raise SpecError(of_other_dtype(number, held, answer))
     if answer.dims == held.dims or held.dims is None:
         return held
     if answer.dims is None:

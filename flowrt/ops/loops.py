@@ -6,7 +6,7 @@ computed at once. What the nodes mean is `control`'s matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import fitting, located, located_error
-from flowrt.base.plain import as_dtype_of, common_dtype, default_array, takes
-from flowrt.base.spec import Spec, as_shape, spec_of
+from flowrt.base.plain import as_dtype_of, common_dtype, default_array, fitting_array, takes
+from flowrt.base.spec import Spec, as_shape, kind_of, spec_of
 from flowrt.base.tracebacks import brief
 from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_scope, scoped
 from flowrt.op import active_builder, as_value, building
@@ -31,10 +31,10 @@ from flowrt.ops.body import (
     close,
     trace,
 )
-from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loop
+from flowrt.ops.control import choose, loop, of_other_dtype, row_of, stateful_cond, stateful_loop
 from flowrt.ops.elementwise import add, astype
 from flowrt.ops.source import constant
-from flowrt.ops.structure import LEAF, Structure, flatten, leaves_of, loose, shown, written
+from flowrt.ops.structure import LEAF, Structure, flatten, leaves_of, loose, written
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Shape
@@ -79,7 +79,8 @@ def cond(pred: Operand, true_fn: Callable[[], Any], false_fn: Callable[[], Any],
         first = trace(graph, f"{label}/true", true_fn, Structure(tuple), ())
         second = trace(graph, f"{label}/false", false_fn, Structure(tuple), ())
         if first.form != second.form or first.kept != second.kept:
-            raise SpecError(f"true_fn answers {_shape_of(first)} and false_fn {_shape_of(second)}; they must be alike")
+            one, other = [written(each.form, each.kept) for each in (first, second)]
+            raise SpecError(f"true_fn answers {one} and false_fn {other}; they must be alike")
         captured = capture([first, second])
         kinds = _common_kinds(first, second)
         bodies = [
@@ -333,12 +334,12 @@ def _loop_answers(
     ys_form = None
     if stacks:
         if got.kind is None or len(got.parts) != 2:
-            raise SpecError(_no_pair(_shape_of(traced)))
+            raise SpecError(_no_pair(got, traced.kept))
         got, ys_form = got.parts
     elif want != got and len(invariants) == len(traced.kept) and loose(want) == loose(got):
         got = want  # a list for a tuple, or one tensor for a tuple of one
     if loose(want) != loose(got) or not all(traced.kept[: len(invariants)]):
-        raise SpecError(_other_form(want, _shape_of(traced)))
+        raise SpecError(_other_form(want, traced.form, traced.kept))
     dtypes = [spec.dtype for spec in invariants] + [None] * (len(traced.answers) - len(invariants))
     return [as_tensor(traced.graph, a, d) for a, d in zip(traced.answers, dtypes, strict=True)], ys_form
 
@@ -347,22 +348,18 @@ def _ys_kept(traced: Traced, form: Structure) -> tuple[bool, ...]:
     return traced.kept[leaves_of(form) :]
 
 
-def _shape_of(traced: Traced) -> str:
-    leaves = ["tensor" if keep else "operation or None" for keep in traced.kept]
-    return str(shown(traced.form).rebuild(leaves)).replace("'", "")
+def _other_form(form: Structure, got: Structure, kept: Iterable[bool]) -> str:
+    carried = written(form, [True] * leaves_of(form))
+    return f"the loop carries {carried} and its body answers {written(got, kept)}; they must have the same form"
 
 
-def _other_form(form: Structure, answered: str) -> str:
-    return f"the loop carries {written(form)} and its body answers {answered}; they must have the same form"
-
-
-def _no_pair(answered: str) -> str:
-    return f"the function of a scan answers (carry, y), got {answered}; y may be None"
+def _no_pair(got: Structure, kept: Iterable[bool]) -> str:
+    return f"the function of a scan answers (carry, y), got {written(got, kept)}; y may be None"
 
 
 def _condition(test: Traced) -> Tensor:
     if len(test.answers) != 1 or test.form != LEAF:
-        raise SpecError(f"the condition of a loop answers one bool scalar, got {_shape_of(test)}")
+        raise SpecError(f"the condition of a loop answers one bool scalar, got {written(test.form, test.kept)}")
     if not isinstance(test.answers[0], Tensor):
         raise SpecError(f"the condition of a loop answers {test.answers[0]!r}, whatever the loop carries")
     return test.answers[0]
@@ -438,10 +435,26 @@ def _as_array(value: Any, dtype: Any = None) -> Any:
     return as_dtype_of(value, dtype) if dtype is not None and takes(value, dtype) else default_array(value)
 
 
+def _tensors(leaves: Sequence[Any]) -> list[bool]:
+    return [leaf is not None for leaf in leaves]
+
+
+def _carried_on(form: Structure, state: Sequence[Any], got: Structure, found: Sequence[Any]) -> list[Any]:
+    """What a body answers, in the dtypes that a loop carries: NumPy's operators widen what a graph's do not."""
+    if loose(got) != loose(form) or not all(_tensors(found)):
+        raise SpecError(_other_form(form, got, _tensors(found)))
+    carried: list[Any] = []
+    for number, (value, held) in enumerate(zip(found, state, strict=True)):
+        array = _as_array(value, held.dtype)
+        if kind_of(array.dtype) != kind_of(held.dtype):
+            raise SpecError(of_other_dtype(number, spec_of(held), spec_of(array)))
+        carried.append(array if array.dtype == held.dtype else fitting_array(array, held.dtype))
+    return carried
+
+
 def _while_now(cond_fn: Any, body_fn: Any, loop_vars: Any, most: Any) -> Any:
     form, leaves = flatten(loop_vars)
     state = [constant(leaf) for leaf in leaves]
-    dtypes = [array.dtype for array in state]
     with located("while_loop"):
         limit = None if most is None else int(most)
     test, body = _splat(cond_fn, form), _splat(body_fn, form)
@@ -449,9 +462,7 @@ def _while_now(cond_fn: Any, body_fn: Any, loop_vars: Any, most: Any) -> Any:
     while (limit is None or iterations < limit) and _holds("while_loop", test(form.rebuild(state))):
         got, found = flatten(body(form.rebuild(state)))
         with located("while_loop"):
-            if loose(got) != loose(form):
-                raise SpecError(_other_form(form, written(got)))
-            state = [_as_array(value, dtype) for value, dtype in zip(found, dtypes, strict=True)]
+            state = _carried_on(form, state, got, found)
         iterations += 1
     return form.rebuild(state)
 
@@ -462,18 +473,16 @@ def _scan_now(fn: Any, init: Any, rows: tuple[Structure, list[Any]], reverse: bo
         raise SpecError(f"scan ({user_site()}): what is scanned together has first axes of equal length")
     carry_form, first = flatten(init)
     state = [constant(leaf) for leaf in first]
-    dtypes = [array.dtype for array in state]
 
     def iterate(state: list[Any], row: list[Any]) -> tuple[list[Any], Structure, list[Any]]:
         """What is carried on, the form of what is stacked, and that."""
         got, found = flatten(fn(carry_form.rebuild(state), form.rebuild(row)))
         with located("scan"):
             if got.kind is None or len(got.parts) != 2:
-                raise SpecError(_no_pair(written(got)))
-            if loose(got.parts[0]) != loose(carry_form):
-                raise SpecError(_other_form(carry_form, written(got.parts[0])))
-            carried = [_as_array(value, dtype) for value, dtype in zip(found, dtypes)]  # noqa: B905  (others follow)
-            return carried, got.parts[1], [_as_array(value) for value in found[len(dtypes) :]]
+                raise SpecError(_no_pair(got, _tensors(found)))
+            behind = leaves_of(got.parts[0])
+            carried = _carried_on(carry_form, state, got.parts[0], found[:behind])
+            return carried, got.parts[1], [_as_array(value) for value in found[behind:]]
 
     count = len(leaves[0])
     stacked: list[list[Any]] = []

@@ -92,9 +92,10 @@ def loose(form: Structure) -> Any:
     return parts[0] if len(parts) == 1 else parts
 
 
-def written(form: Structure) -> str:
-    """A form as errors show it."""
-    return str(shown(form).rebuild(["tensor"] * leaves_of(form))).replace("'tensor'", "tensor")
+def written(form: Structure, kept: Iterable[bool]) -> str:
+    """A form as errors show it, some leaves of which are kept as tensors."""
+    leaves = ["tensor" if keep else "operation or None" for keep in kept]
+    return str(shown(form).rebuild(leaves)).replace("'", "")
 
 
 def shown(form: Structure) -> Structure:

@@ -192,6 +192,9 @@ AT_ONCE: dict[str, Callable[[Any], Any]] = {
     "an entry of a branch": lambda x: fr.cond(x[0] > 0, lambda: (x[0], 1), lambda: (x[1], 2)),
     "a case": lambda x: fr.case([(x[0] > 5, lambda: x[0])], lambda: x[1]),
     "a loop's number": lambda x: fr.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, 2), (np.int64(0), x[0])),
+    "a loop's of NumPy": lambda x: fr.while_loop(
+        lambda i, k, y: i < 2, lambda i, k, y: (i + 1, k + np.int64(1), y * np.float64(2)), (0, np.int32(3), x)
+    ),
     "a scan's numbers": lambda x: fr.scan(lambda c, r: (1.0, (c, r, 2)), 0.0, x),
     "a scan in reverse of none": lambda x: fr.scan(lambda c, r: (c, r), x[0], x[:0], reverse=True),
     "mapped numbers": lambda x: fr.map_fn(lambda r: 1.0, x),
@@ -217,6 +220,16 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a text of a branch": (lambda x: fr.cond(x[0] > 0, lambda: "a", lambda: "b"), "'a' is not a tensor"),
     "one for two": (lambda x: fr.while_loop(lambda i, y: i < 2, lambda i, y: i + 1, (0, x)), "must have the same form"),
     "no pair": (lambda x: fr.scan(lambda c, r: c + r, 0.0, x), r"answers \(carry, y\), got tensor"),
+    "nothing for one": (
+        lambda x: fr.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, None), (0, x)),
+        r"answers \(tensor, operation or None\); they must have the same form",
+    ),
+    "nothing to carry": (lambda x: fr.scan(lambda c, r: (None, r), 0.0, x), "must have the same form"),
+    "another kind": (
+        lambda x: fr.while_loop(lambda i, k: k < x[2], lambda i, k: (i + 1, k / 2), (0, 1)),
+        r"loop variable 1 begins as int64\[\] and the body makes it float\d+\[\]; a loop variable keeps its dtype",
+    ),
+    "a fraction to carry": (lambda x: fr.scan(lambda c, r: (c / 2, r), 0, x), "0 begins as int64.* keeps its dtype"),
     "two for one": (lambda x: fr.scan(lambda c, r: ((c, c), r), 0.0, x), "must have the same form"),
     "no number of iterations": (
         lambda x: fr.while_loop(lambda i: i < 2, lambda i: i + 1, 0, maximum_iterations="x"),
