@@ -226,7 +226,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "nothing to carry": (lambda x: fr.scan(lambda c, r: (None, r), 0.0, x), "must have the same form"),
     "another kind": (
-        lambda x: fr.while_loop(lambda i, k: k < x[2], lambda i, k: (i + 1, k / 2), (0, 1)),
+        lambda x: fr.while_loop(lambda i, k: i < x[1], lambda i, k: (i + 1, k / 2), (0, 1)),
         r"loop variable 1 begins as int64\[\] and the body makes it float\d+\[\]; a loop variable keeps its dtype",
     ),
     "a fraction to carry": (lambda x: fr.scan(lambda c, r: (c / 2, r), 0, x), "0 begins as int64.* keeps its dtype"),
@@ -267,11 +267,13 @@ async def test_a_body_that_sizes_rule_out_and_that_does_not_run_is_no_error(opti
 async def test_rows_of_no_iteration_have_the_sizes_that_what_fits_them_tells(options: fr.Options) -> None:
     with fr.Graph() as graph:
         x = fr.placeholder("float32", (None, None))
-        made = fr.map_fn(lambda r: (r - fr.max(x), fr.concat([r, r]) * fr.max(x)), x)
+        chosen = fr.map_fn(lambda r: fr.cond(fr.shape_of(x)[0] > 1, lambda: r - fr.max(x), lambda: r), x)
+        nested = fr.map_fn(lambda r: fr.map_fn(lambda e: r - e * fr.max(x), r), x)
+        made = [*fr.map_fn(lambda r: (r - fr.max(x), fr.concat([r, r]) * fr.max(x)), x), chosen, nested]
     async with fr.Session(graph, options=options) as session:
         for rows in (0, 2, 0):
             found = await session.run(made, {x: np.zeros((rows, 4), np.float32)})
-            assert [one.shape for one in found] == [(rows, 4), (rows, 8)]
+            assert [one.shape for one in found] == [(rows, 4), (rows, 8), (rows, 4), (rows, 4, 4)]
 
 
 # ── state and effects inside ─────────────────────────────────────────────────────────────────────────────────────────

@@ -124,20 +124,34 @@ def stack_specs(op: str, inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Se
         return lookup(op).infer(inputs, attrs)[carried + 1 :]
     except SpecError:
         specs = [spec.without_value() for spec in inputs[counted:]]
+        length = attrs["limit"]
         for place in range(carried, carried + scanned):
-            specs[place] = Spec(specs[place].dtype, specs[place].concrete[1:])
-        for node in body.nodes:
-            specs += _supposed(node, [specs[value] for value in node.inputs])
-        rows = [specs[value] for value in body.fetches[carried:]]
-        return [Spec(row.dtype, None if row.dims is None else (None, *row.dims)) for row in rows]
+            dtype, dims = specs[place].dtype, specs[place].dims
+            length, specs[place] = (None, Spec(dtype, None)) if dims is None else (dims[0], Spec(dtype, dims[1:]))
+        rows = _supposed_answers(body, specs)[carried:]
+        return [Spec(row.dtype, None if row.dims is None else (length, *row.dims)) for row in rows]
+
+
+def _supposed_answers(body: Plan, inputs: Sequence[Spec]) -> list[Spec]:
+    """The specs of what a body answers, of whose nodes these inputs need not fit all."""
+    specs = list(inputs)
+    for node in body.nodes:
+        specs += _supposed(node, [specs[value] for value in node.inputs])
+    return [specs[value] for value in body.fetches]
 
 
 def _supposed(node: PlanNode, inputs: Sequence[Spec]) -> Sequence[Spec]:
     """The specs of what a node makes of inputs of these, or, where they do not fit it, would make of others."""
+    attrs, outputs = node.attrs, node.outputs
     try:
-        return lookup(node.op).infer(inputs, node.attrs)
+        return lookup(node.op).infer(inputs, attrs)
     except SpecError:
-        return node.outputs
+        if node.op in (COND, STATEFUL_COND):
+            both = [_supposed_answers(attrs[name], inputs[1:]) for name in ("if_true", "if_false")]
+            return [one if one.dims == two.dims else out for one, two, out in zip(*both, outputs, strict=True)]
+        if node.op in (LOOP, STATEFUL_LOOP):
+            return [*outputs[: attrs["carried"] + 1], *stack_specs(node.op, inputs, attrs)]
+        return outputs
 
 
 def most_iterations(attrs: Mapping[str, Any], lengths: Sequence[int], count: int | None) -> int | None:
