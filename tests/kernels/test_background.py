@@ -23,6 +23,7 @@ from test_fused import F4, apply
 import flowrt as fr
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import replace
+from flowrt.kernels.composite.nested import NestedStep
 from flowrt.kernels.fusion import fused
 from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.language.table import Form
@@ -32,6 +33,7 @@ from flowrt.kernels.store import background
 from flowrt.kernels.store.background import CompileOrder, are_ready, share, submit, wait_compiled, was_tried
 from flowrt.kernels.store.compiling import batch, compiled, note_missing, only_looks
 from flowrt.kernels.store.parts import PARTS, part_symbol
+from flowrt.sched.tape import recording
 from flowrt.sched.tape.tapes import Tapes
 from flowrt.standard.programs import standard_variants
 
@@ -312,6 +314,19 @@ def test_a_tape_is_made_anew_once_its_kernels_are_compiled(fresh_cache: Path, mo
     assert again is not None
     assert again.launches == 1
     assert not again.recording.orders
+
+
+def test_what_small_parts_of_a_body_would_save_is_known_around_it(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "WORTH_BYTES", recording.WORTH_BYTES)
+    plan = plan_of(lambda x: fr.cond(fr.sum(x) > 0, lambda: fr.tanh(x - fr.exp(x) * x) - x, lambda: x), (50,))
+    region = whole_region(plan)
+    made = recording.record(plan, region, [Spec(F4, (50,))])
+    assert len(made.wishes) == 1
+    assert not made.orders
+    kept = [step for application in region.latest.applied.values() for step in application.steps]
+    assert not any(isinstance(step, NestedStep) for step in kept)  # it is better once that is compiled
 
 
 @pytest.mark.timeout(240)

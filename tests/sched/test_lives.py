@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tape_world import PlanMaker, whole_region
+from test_fuse import plan_of
 
+import flowrt as fr
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import forget_kernels
@@ -63,3 +65,21 @@ def test_a_recording_is_what_it_would_be_had_there_been_none_before_and_finds_ag
     forget_kernels()
     record(plan, region, inputs)
     assert not region.latest.applied.keys() & found[-1].keys()  # kernels may be others
+
+
+def test_what_the_latest_recording_found_of_a_loops_body_is_found_again() -> None:
+    def step(x: fr.Tensor) -> fr.Tensor:
+        zeros, table = x[0] * 0, np.eye(4, dtype=np.float32)
+        return fr.scan(lambda h, row: (fr.sort(h @ fr.sort(table * 2) + row), h), zeros, x)[1]
+
+    plan = plan_of(step, (None, None, 4))
+    region, bodies = whole_region(plan), []
+    for rows in (5, 1, 300, 5):
+        inputs = [Spec("float32", (3, rows, 4))]
+        again, alone = record(plan, region, inputs), record(plan, whole_region(plan), inputs)
+        assert (again.launches, again.arena_bytes) == (alone.launches, alone.arena_bytes)
+        bodies.append({**region.latest.bodies})
+    assert len(bodies[0]) == 1
+    (before,), (after,) = bodies[0].values(), bodies[-1].values()
+    assert before is after
+    assert after.latest.applied

@@ -201,4 +201,4 @@ def sooner(scalar: Application, nested: Callable[[], Application]) -> Applicatio
     other = nested()
     if step.program.is_of_single_scalars and not all(step.is_compiled() for step in other.steps):
         return scalar
-    return replace(other, orders=(CompileOrder(symbol, LOOP + step.program.text()),))
+    return replace(other, orders=(CompileOrder(symbol, LOOP + step.program.text()),), wishes=())

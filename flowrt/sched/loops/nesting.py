@@ -39,9 +39,13 @@ def apply_structured(
     attrs: Mapping[str, Any],
     device: str,
     record: Record,
+    bodies: dict[int, Region] | None = None,
 ) -> Application:
-    """The one launch that computes a loop or branch; raises what recording its bodies raises."""
-    nest = _Nest(inputs, outputs, attrs, device, record)
+    """The one launch that computes a loop or branch; raises what recording its bodies raises.
+
+    ``bodies`` keeps their regions, by the plans' ids, for when it is asked for again.
+    """
+    nest = _Nest(inputs, outputs, attrs, device, record, {} if bodies is None else bodies)
     if op == COND:
         return nest.branch()
     scalar = apply_scalar_loop(inputs, outputs, attrs)
@@ -71,6 +75,7 @@ class _Nest:
     attrs: Mapping[str, Any]
     device: str
     record: Record
+    bodies: dict[int, Region]
     scratch: list[Spec] = field(default_factory=list)
     arena_bytes: int = 0
     local_bytes: int = 0
@@ -78,6 +83,7 @@ class _Nest:
     predicted: float = 0.0
     longest: float = 0.0
     orders: tuple[CompileOrder, ...] = ()
+    wishes: tuple[tuple[CompileOrder, int], ...] = ()
     constants: list[tuple[int, np.ndarray[Any, Any]]] = field(default_factory=list)
 
     @property
@@ -154,7 +160,7 @@ class _Nest:
         constants, trace = tuple(self.constants), self._slot()
         own, local = (self._local,), (Spec(BYTE, (self.local_bytes,)),)
         step = NestedStep(kind, operands, len(self.inputs), own, spans, pred, constants, trace=trace, **facts)
-        return Application((step,), scratch, local, self.used, self.orders, self.longest)
+        return Application((step,), scratch, local, self.used, self.orders, self.longest, self.wishes)
 
     # Bodies
 
@@ -168,12 +174,14 @@ class _Nest:
     ) -> tuple[tuple[Inner, ...], frozenset[int]]:
         """The launches of a body that reads ``sources`` and writes ``targets``, and which of those that are carried it
         leaves as they are."""
-        made = self.record(body, whole(body, self.device), specs)
+        region = self.bodies.get(id(body)) or self.bodies.setdefault(id(body), whole(body, self.device))
+        made = self.record(body, region, specs)
         self.arena_bytes = max(self.arena_bytes, made.arena_bytes)
         self.local_bytes = max(self.local_bytes, made.local_bytes)
         self.predicted += made.predicted_seconds
         self.longest += made.longest_seconds
         self.orders += made.orders
+        self.wishes += made.wishes
         fresh = [target for target, output in zip(targets, made.outputs, strict=True) if output.fresh]
         constants = [self._constant(array) for array in made.constants]
         behind = [*sources, *fresh, *constants, *(self._slot() for _ in range(made.slots))]

@@ -24,13 +24,15 @@ Found: TypeAlias = "dict[Hashable, Any]"
 class FoundLast:
     """What the latest recording of a region found, by what it follows from; ``kinds`` of the region's nodes, by
     place, are numbers: nodes of one kind do the same, but for the sizes of their operands. Those ``fixed``
-    are what the plan says, whatever comes. ``nodes`` are all, each with its place and the values it makes."""
+    are what the plan says, whatever comes. ``nodes`` are all, each with its place and the values it makes. ``bodies``
+    are the regions, by the plans' ids, that bodies of loops and branches are recorded as."""
 
     kinds: tuple[int, ...] = ()
     fixed: frozenset[int] = frozenset()
     nodes: tuple[tuple[int, PlanNode, range], ...] = ()
     inferred: Found = field(default_factory=dict)
     applied: Found = field(default_factory=dict)
+    bodies: dict[int, Any] = field(default_factory=dict)
 
     def kinds_of(self, plan: Plan, positions: Sequence[int], first: Sequence[int]) -> tuple[int, ...]:
         """The kinds of the nodes at these positions, which are the region's; the values that they make begin at

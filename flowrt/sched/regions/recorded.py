@@ -102,6 +102,7 @@ class Recording:
     longest_seconds: float  # a guess, of loops whose iterations values count; infinite where without a limit
     row_writes: tuple[RowWrite, ...] = ()  # in the order of their launches
     orders: tuple[CompileOrder, ...] = ()  # what, once it is compiled, makes a better recording
+    wishes: tuple[tuple[CompileOrder, int], ...] = ()  # what would, too, and saves too few bytes for an order
 
     @property
     def output_bytes(self) -> int:

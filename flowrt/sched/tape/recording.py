@@ -118,7 +118,8 @@ def _apply_nodes(lives: Lives) -> dict[int, Application]:
 def _apply_node(lives: Lives, index: int, node: PlanNode, specs: Sequence[Spec]) -> Application:
     inputs = len(node.inputs)
     if node.op in PURE_STRUCTURED:
-        return apply_structured(node.op, specs[:inputs], specs[inputs:], node.attrs, lives.region.device, record)
+        device, bodies = lives.region.device, lives.region.latest.bodies
+        return apply_structured(node.op, specs[:inputs], specs[inputs:], node.attrs, device, record, bodies)
     return _apply(lives, index, node.op, specs, inputs, node.attrs)
 
 
@@ -334,6 +335,7 @@ class _Recorder:
             longest_seconds=self.longest,
             row_writes=self._row_writes(),
             orders=tuple(dict.fromkeys([*self.orders, *worth])),
+            wishes=tuple((order, saved) for order, saved in self.wishes.items() if saved < WORTH_BYTES),
         )
 
     def _place(self) -> int:
