@@ -20,7 +20,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from flowrt.base.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError, path_of
+from flowrt.base.errors import AuthenticationError, ClosedError, GraphError, ResourceError, path_of
 from flowrt.base.locating import checked_function, fitting
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, unmark
@@ -401,13 +401,13 @@ class LocalCluster(AsyncOnly):
         Raises `GraphError` for a task that is not there, and for the last one.
         """
         check_is_among(task, self.processes)
-        if len(self.processes) == 1:
-            raise GraphError(f"{task} is the last node of the cluster; leave its block to end it")
-        if (keeping := self._keeping.pop(task, None)) is not None:
-            keeping.cancel()
-            await asyncio.wait([keeping])
         async with self._respawning.setdefault(task, asyncio.Lock()):  # who starts it again is waited for
             check_is_among(task, self.processes)
+            if len(self.processes) == 1:
+                raise GraphError(f"{task} is the last node of the cluster; leave its block to end it")
+            if (keeping := self._keeping.pop(task, None)) is not None:
+                keeping.cancel()
+                await asyncio.wait([keeping])
             await to_the_end(end([self.processes[task]], self._grace))
             del self.processes[task]
             self._spec = self.spec.placing(task, "")
@@ -426,7 +426,7 @@ class LocalCluster(AsyncOnly):
                 continue
             try:
                 await self.respawn(task)
-            except (FlowrtError, OSError) as error:
+            except Exception as error:  # it is tried again, whatever it was
                 _log.warning("%s was not started again: %s", task, error)
 
     @contextmanager

@@ -88,5 +88,5 @@ def read(what: str, reading: Callable[[], T]) -> T:
     """What ``reading`` answers; raises `GraphError` at the user's line where a file cannot be read."""
     try:
         return reading()
-    except (OSError, ValueError, NotImplementedError) as error:  # of these pyarrow's own are derived
+    except (OSError, ValueError, NotImplementedError, MemoryError) as error:  # of these pyarrow's own are derived
         raise GraphError(f"{user_site()}: cannot read {what}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,15 +79,16 @@ def _put(draft: Path, target: Path) -> None:
     if not new.exists():
         draft.replace(target)
         return
-    if weights.is_file():
-        weights.replace(old)
+    first = not weights.exists()
+    with suppress(OSError):  # there are none, or no links
+        os.link(weights, old)
+    new.replace(weights)
     try:
-        new.replace(weights)
         draft.replace(target)  # last, as it names its weights
     except BaseException:
         if old.exists():
             old.replace(weights)
-        elif not new.exists():
+        elif first:
             weights.unlink()
         raise
 

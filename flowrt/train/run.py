@@ -408,7 +408,7 @@ class Run:
         self._late.note(replica, version)
         self._supply.join(replica, given * self._each)
         self._trainer.tally.join(replica)
-        self._fill()
+        self._excuse()
         if early is not None:
             self.hear(self._program.servers[0], early)
 

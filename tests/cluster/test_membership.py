@@ -103,11 +103,13 @@ async def test_a_node_that_two_start_again_at_once_is_started_once() -> None:
 
     async with Counted(worker=2) as cluster:
         cluster.processes[WORKERS[1]].kill()
+        await cluster.processes[WORKERS[1]].wait()
         again = cluster.respawn
         await asyncio.gather(again(WORKERS[1]), again(WORKERS[1]), late(cluster, again))
         assert cluster.spawned == 3
         cluster.comes.clear()
         cluster.processes[WORKERS[1]].kill()
+        await cluster.processes[WORKERS[1]].wait()
         came, gone, refused = await asyncio.gather(
             again(WORKERS[1]), late(cluster, cluster.remove), late(cluster, again), return_exceptions=True
         )

@@ -273,6 +273,7 @@ class WholeRegions:
         try:
             again.memory.variables = self._variables(layout, unit)
         except ResourceError:
+            self._holding.begin_none()
             return False
         again.seen = self._holding.changes
         return again.memory.places == again.places

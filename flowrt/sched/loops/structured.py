@@ -127,7 +127,7 @@ def stack_specs(op: str, inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Se
         length = attrs["limit"]
         for place in range(carried, carried + scanned):
             dtype, dims = specs[place].dtype, specs[place].dims
-            length, specs[place] = (None, Spec(dtype, None)) if dims is None else (dims[0], Spec(dtype, dims[1:]))
+            length, specs[place] = (None, Spec(dtype, None)) if not dims else (dims[0], Spec(dtype, dims[1:]))
         rows = _supposed_answers(body, specs)[carried:]
         return [Spec(row.dtype, None if row.dims is None else (length, *row.dims)) for row in rows]
 
@@ -148,7 +148,8 @@ def _supposed(node: PlanNode, inputs: Sequence[Spec]) -> Sequence[Spec]:
     except SpecError:
         if node.op in (COND, STATEFUL_COND):
             both = [_supposed_answers(attrs[name], inputs[1:]) for name in ("if_true", "if_false")]
-            return [one if one.dims == two.dims else out for one, two, out in zip(*both, outputs, strict=True)]
+            each = zip(*both, outputs, strict=True)
+            return [one.without_value() if one.dims == two.dims else out for one, two, out in each]
         if node.op in (LOOP, STATEFUL_LOOP):
             return [*outputs[: attrs["carried"] + 1], *stack_specs(node.op, inputs, attrs)]
         return outputs
