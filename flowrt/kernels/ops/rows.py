@@ -100,9 +100,7 @@ def _summed_on_cuda(read: Callable[..., Any]) -> Callable[..., Any]:
     """The sum of what is ``read`` of a group's values, of which some rows have very many: an entry by each team."""
 
     @jitable
-    def sum_entry(
-        values: Any, groups: Any, group: int, k: int, held: Any, rank: int, width: int, apart: int
-    ) -> Any:  # fmt: skip
+    def sum_entry(values: Any, groups: Any, group: int, k: int, held: Any, rank: int, width: int, apart: int) -> Any:
         count, total = (groups.size - 2) // 3, held.dtype.type(0)
         j = groups[1 + group] + rank
         while j < groups[2 + group]:
